@@ -324,15 +324,18 @@ class GradientUsage:
             order: A number of 31 bits that must be the same on every rank, if any.
             again: Whether this is the step's second exchange, which must be so on every rank.
         """
-        here = [not again] * 8 + list(used)
+        here = [True] * 8 + list(used)
+        # Elsewhere nothing may be copied from the host, as by an assignment, which no CUDA graph can hold.
         if all(here):
             self._flags = torch.ones(len(here), dtype=torch.uint8, device=device)
         else:
             self._flags = torch.tensor(here, dtype=torch.uint8, device=device)
+        if again:
+            self._flags[:8].zero_()
         if order is not None:
             numbers = self._flags[:8].view(torch.int32)
             for at, number in enumerate((order, ~order)):  # of one number, the largest bytes of both are complements
-                numbers[at].fill_(number)  # an assignment would copy from the host, which no CUDA graph can hold
+                numbers[at].fill_(number)
         for group in groups[:-1]:
             start_all_reduce(self._flags, dist.ReduceOp.MAX, group).wait()
         self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, groups[-1])

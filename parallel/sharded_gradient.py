@@ -59,7 +59,7 @@ class ShardedGradient(Tensor):
             if function in _OVER_ALL_PARTS:
                 for one in tree_leaves(args[0]):
                     if isinstance(one, cls) and one.filled < one.numel():
-                        one.data[one.filled :] = 0
+                        one.data[one.filled :].zero_()
             result = function(*args, **kwargs)
             if function in _NORMS:
                 order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p", 2))

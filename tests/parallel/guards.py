@@ -11,8 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import parallel
+from parallel.collectives import GradientUsage
 from tests.parallel.training import (
     WRAPPERS,
     close,
@@ -328,8 +330,9 @@ def refused_hooks() -> list[str]:
     return [*errors, error_of(lambda: model(x).sum().backward())]
 
 
-def hooked_later(wrapper: str) -> list[float]:
-    """The gradients, 2 on average, that a hook has doubled which was registered after the model was wrapped."""
+def hooked_later(wrapper: str) -> tuple[list[float], bool]:
+    """The gradients, 2 on average, that a hook has doubled which was registered after the model was wrapped; and
+    whether the next step's are sent in the backward pass."""
     model = WRAPPERS[wrapper](nn.Linear(2, 2, bias=False).to(device()))
     weight = model.module.weight
 
@@ -338,9 +341,67 @@ def hooked_later(wrapper: str) -> list[float]:
             parameter.grad.mul_(2)
 
     weight.register_post_accumulate_grad_hook(double)
-    model(torch.ones(2, 2, device=device())).sum().backward()
+    sent = False
+    for _ in range(2):
+        model.zero_grad()
+        model.module(torch.ones(2, 2, device=device())).sum().backward()
+        sent = model.has_sent_gradients()
+        model.finish_gradient_synchronization()
+    return [float(one) for one in weight.grad.flatten()], sent
+
+
+def compiled(wrapper: str) -> None:
+    """Train a wrapper that torch.compile takes as a whole."""
+    model = WRAPPERS[wrapper](different_model())
+    alone = first_ranks_model()
+    run = torch.compile(model, backend="eager", fullgraph=True)
+    ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, alone))
+    for step in range(2):
+        part_loss(run, step).backward()
+        model.finish_gradient_synchronization()
+        whole_loss(alone, step).backward()
+        make_steps(ours, theirs)
+    for (name, ours_now), theirs_now in zip(model.module.named_parameters(), alone.parameters(), strict=True):
+        close(ours_now, theirs_now, name)
+
+
+class Norms(nn.Module):
+    """Two branches, each a unit of which all ranks have the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(2))
+
+    def forward(self, x: Tensor, norm: int) -> Tensor:
+        return self.norms[norm](self.first(x))
+
+
+def branches_of_whole_units() -> None:
+    """Use other units on each rank, which are units only since they compute in another dtype."""
+    torch.manual_seed(0)
+    alone = Norms().to(device())
+    model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), torch.float64)
+    x = torch.randn(2, 4, device=device())
+    model(x, dist.get_rank()).square().sum().backward()
     model.finish_gradient_synchronization()
-    return [float(one) for one in weight.grad.flatten()]
+    sum((alone(x, norm).square().sum() / 2 for norm in range(2)), start=torch.zeros(())).backward()
+    same_gradients(model, alone)
+
+
+def usage_without_copies(again: bool) -> list[str]:
+    """Return the operations that make the flags of parameters that are all used."""
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    with Noted():
+        usage = GradientUsage([True] * 3, torch.device("cpu"), dist.group.WORLD, again=again)
+    assert usage.is_again_everywhere() == again
+    return names
 
 
 def wrapped_twice() -> dict[str, list[str]]:

@@ -43,8 +43,8 @@ def peaks() -> dict[str, float]:
     return peak_bytes
 
 
-def gradients_of_a_graph(wrapper: str) -> None:
-    """A CUDA graph of a forward and a backward pass with synchronization gives an eager one's gradients."""
+def gradients_of_a_graph(wrapper: str, passes: int = 1) -> None:
+    """A CUDA graph of forward and backward passes with synchronization gives eager ones' gradients."""
     torch.manual_seed(0)
     module = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3))).to(device())
     model = WRAPPERS[wrapper](module)
@@ -52,7 +52,8 @@ def gradients_of_a_graph(wrapper: str) -> None:
 
     def one_pass() -> None:
         model.zero_grad(set_to_none=False)
-        model(inputs).square().mean().backward()
+        for _ in range(passes):
+            model(inputs).square().mean().backward()
         model.finish_gradient_synchronization()
 
     stream = torch.cuda.Stream()

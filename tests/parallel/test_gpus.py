@@ -26,7 +26,8 @@ def test_data_parallel(gpus: Pool, wrapper: str) -> None:
 
 @pytest.mark.parametrize("wrapper", ["flat", "bucketed", "fully sharded"])
 def test_a_cuda_graph_holds_a_step(one_gpu: Pool, wrapper: str) -> None:
-    one_gpu(steps.gradients_of_a_graph, wrapper)
+    for count in (1, 2):
+        one_gpu(steps.gradients_of_a_graph, wrapper, count)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "AdamW, fused", "SGD"])
