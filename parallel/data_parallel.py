@@ -297,13 +297,6 @@ class Bucket:
         # Runs after the hook that appends to `arrived`: hooks run in the order of registration.
         self._watch = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def watch_last(self, hook: Callable[[Tensor], None]) -> None:
-        """Call `hook` after hooks that have been registered since, which would find the gradient sent."""
-        assert self.watched is not None
-        hooks: Any = self.watched._post_accumulate_grad_hooks
-        if next(reversed(hooks)) != self._watch.id:
-            self.watch(self.watched, hook)
-
     def remove_hooks(self) -> None:
         for handle in (*self._notes, self._watch):
             handle.remove()
@@ -442,11 +435,6 @@ class OverlappingDataParallel(DataParallel):
         """Return the parameters by their buckets."""
         raise NotImplementedError
 
-    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        for bucket in self.buckets:
-            bucket.watch_last(self._hook)
-        return super().forward(*inputs, **named_inputs)
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         before = [len(bucket.arrived) for bucket in self.buckets]
@@ -465,9 +453,15 @@ class OverlappingDataParallel(DataParallel):
     def has_sent_gradients(self) -> bool:
         return self._sent > 0
 
-    def send_full_buckets(self) -> None:
-        """Send the buckets that are full, in order, up to the first one that is not."""
+    def send_full_buckets(self, parameter: nn.Parameter) -> None:
+        """Send the buckets that are full, in order, up to the first one that is not, once a watched parameter's
+        gradient is complete."""
         if not self.synchronizes:
+            return
+        hooks: Any = parameter._post_accumulate_grad_hooks
+        if next(reversed(hooks.values())) is not self._hook:
+            # Hooks have been registered since, and are yet to run; they would find the gradient sent.
+            next(one for one in self.buckets if one.watched is parameter).watch(parameter, self._hook)
             return
         while self._sent < len(self.buckets) and self.buckets[self._sent].full:
             if torch.is_grad_enabled():
@@ -522,17 +516,17 @@ class OverlappingDataParallel(DataParallel):
 
 
 _OTHER_PASSES = (
-    "another rank has run fewer backward passes in this step, so that gradients of different steps were averaged: run "
-    "equally many on all ranks (a checkpoint with use_reentrant=True is one), or all but the last in no_sync(); "
-    "NaiveDataParallel takes any number"
+    "another rank has run fewer backward passes in this step, or of other parameters, so that gradients of different "
+    "steps were averaged: run equal ones on all ranks (a checkpoint with use_reentrant=True is one), or all but the "
+    "last in no_sync(); NaiveDataParallel takes any"
 )
 
 
 def _hook(this: weakref.ReferenceType[OverlappingDataParallel]) -> Callable[[Tensor], None]:
-    def gradient_is_complete(parameter: Tensor) -> None:
+    def gradient_is_complete(parameter: Any) -> None:
         wrapper = this()
         if wrapper is not None:
-            wrapper.send_full_buckets()
+            wrapper.send_full_buckets(parameter)
 
     return gradient_is_complete
 

@@ -101,7 +101,13 @@ def test_a_forgotten_synchronization_is_noticed(two_ranks: Pool, wrapper: str) -
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_hooks_that_are_registered_later_come_before_the_average(two_ranks: Pool, wrapper: str) -> None:
-    assert two_ranks(guards.hooked_later, wrapper) == [[4.0] * 4] * 2
+    overlaps = wrapper.startswith(("overlapped", "bucketed"))
+    assert two_ranks(guards.hooked_later, wrapper) == [([4.0] * 4, overlaps)] * 2
+
+
+@pytest.mark.parametrize("wrapper", ["naive", "bucketed, tiny"])
+def test_wrappers_can_be_compiled_as_a_whole(two_ranks: Pool, wrapper: str) -> None:
+    two_ranks(guards.compiled, wrapper)
 
 
 @pytest.mark.parametrize("wrapper", ["overlapped", "bucketed"])
