@@ -450,18 +450,18 @@ class FullyShardedDataParallel(nn.Module):
         for one in over:
             if self.reshard_after_forward or one.backward.first > number:
                 one.free()
-        for gathered in (unit, *forward.before(use, self.prefetch)):
-            if gathered.sharded and gathered.start_gathering():
-                self._note(f"{gathered.name} again")
         unit.make_whole()
         # Activation checkpointing may run a part of the unit again.
         unit.show_whole()
+        for following in forward.before(use, self.prefetch):
+            following.start_gathering()
         for one in over:
             if one.backward.first > number and one.has_all_gradients():
                 self._settle(one)
 
     def _note(self, operation: str) -> None:
-        """Add an operation to those whose order must be the same on all ranks."""
+        """Add an operation to those whose order must be the same on all ranks: not what the backward pass gathers,
+        since replicas may have other units whole, from a forward pass of their own."""
         self._order = zlib.crc32(operation.encode(), self._order) & 0x7FFF_FFFF
 
     def _begin(self, unit: ShardedUnit) -> None:
@@ -552,7 +552,6 @@ class FullyShardedDataParallel(nn.Module):
     def _reduce(self, unit: ShardedUnit) -> None:
         """Start reducing a unit's gradients to the ranks' parts, with zeros for gradients that this rank lacks."""
         unit.reduced = True
-        self._note(f"{unit.name} reduced")
         starts: list[Callable[[], Any]] = []
         results, keep = [], []
         for parameter in unit.sharded:
@@ -565,6 +564,7 @@ class FullyShardedDataParallel(nn.Module):
             results.append((parameter, result))
             keep.append(source)
         if starts:
+            self._note(f"{unit.name} reduced")
             self._reducing.append((start_together(starts, self.group, self._device, keep=keep), results))
         # One unit's gradients are communicated while the next unit computes; more units would need more memory.
         while len(self._reducing) > 1:

@@ -227,10 +227,9 @@ class ShardedUnit:
         for parameter in self.held:
             parameter.show(parameter.part)
 
-    def start_gathering(self) -> bool:
-        """Return False if it is whole, or will be, already."""
+    def start_gathering(self) -> None:
         if self.is_whole or self._gathering is not None:
-            return False
+            return
         starts: list[Callable[[], Any]] = []
         parts = []
         self._gathered = {parameter: parameter.part_version for parameter in self.held}
@@ -244,7 +243,6 @@ class ShardedUnit:
                 else:
                     parameter.memory.copy_(parameter.part.detach().reshape(-1))
         self._gathering = start_together(starts, self._group, self._device, keep=parts)
-        return True
 
     def free_old(self, versions: Mapping[UnitParameter, int]) -> None:
         """Free full parameters of other versions of the parts than these, such as of before the optimizer's step."""

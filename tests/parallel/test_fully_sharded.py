@@ -238,6 +238,10 @@ def test_the_wrapped_module_can_be_called_itself(two_ranks: Pool) -> None:
         assert lengths[0] == lengths[1] == lengths[2] > 0
 
 
+def test_ranks_may_use_different_units_that_are_not_divided(two_ranks: Pool) -> None:
+    two_ranks(guards.branches_of_whole_units)
+
+
 def test_computation_in_another_dtype(ranks: Pool) -> None:
     for report in ranks(training.fully_sharded_compute_dtype):
         assert report["computed"] == ["torch.bfloat16"]
