@@ -79,13 +79,13 @@ def refuse_shared_memory(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raise TypeError if two of the parameters are one memory, which would be updated in two places when divided."""
     names: dict[int, str] = {}
     for name, parameter in named:
-        if parameter.numel() and not parameter.is_meta:
-            other = names.setdefault(parameter.data_ptr(), name)
-            if other != name:
-                raise TypeError(
-                    f"{other} and {name} are two parameters in one memory, as after weight.data = other.weight.data, "
-                    "and would be updated apart from each other: make them one, weight = other.weight"
-                )
+        address = parameter.data_ptr()  # 0 of those without memory of their own, as of quantised ones
+        other = names.setdefault(address, name) if address else name
+        if other != name:
+            raise TypeError(
+                f"{other} and {name} are two parameters in one memory, as after weight.data = other.weight.data, "
+                "and would be updated apart from each other: make them one, weight = other.weight"
+            )
 
 
 def refuse_strangers(module: nn.Module, known: Container[int]) -> None:

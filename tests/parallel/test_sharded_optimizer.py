@@ -1,7 +1,10 @@
 """The sharded optimizer, over gloo with real processes."""
 
 import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
+from parallel.step_check import refuse_shared_memory
 from tests.parallel import training
 from tests.parallel.pool import Pool
 
@@ -9,6 +12,13 @@ from tests.parallel.pool import Pool
 @pytest.mark.parametrize("kind", ["AdamW", "AdamW, fused", "SGD"])
 def test_training_equals_the_plain_optimizer(ranks: Pool, kind: str) -> None:
     ranks(training.optimizer_parity, kind)
+
+
+def test_parameters_without_memory_of_their_own_share_none() -> None:
+    one, two = (TwoTensor(torch.ones(2), torch.ones(2)) for _ in range(2))
+    refuse_shared_memory([("one", one), ("two", two)])
+    with pytest.raises(TypeError, match="a and b are two parameters in one memory"):
+        refuse_shared_memory([("a", one.a), ("b", one.a.view(2, 1))])
 
 
 def test_each_parameters_state_is_on_one_rank(ranks: Pool) -> None:
