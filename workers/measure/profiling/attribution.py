@@ -164,7 +164,8 @@ class Attribution:
             if not self._is_inside_itself(index):
                 whole = event.end_ns - event.begin_ns, device_ns[index], cpu[index], gpu[index]
             # A checkpoint ends its recomputation inside of the call after its last tensor, which then makes no result.
-            ran = not self._memory or event.given_out or cpu[index] or gpu[index]
+            # One that launches has run, also where an allocator of the user's own tells nothing.
+            ran = not self._memory or event.given_out or cpu[index] or gpu[index] or device_ns[index]
             product = event.product if ran and index not in around_products else None
             calls.append(Call(event.name, phase.step, phase.name, own, launched[index], *whole, product))
         return calls

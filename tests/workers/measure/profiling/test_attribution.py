@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.workers.measure.profiling.events import host, kernel, recording
 from workers.measure.profiling.attribution import Attribution
 from workers.measure.profiling.classes import MATMUL, classify
-from workers.measure.profiling.recording import NODE, record
+from workers.measure.profiling.products import Product
+from workers.measure.profiling.recording import NODE, MemoryEvent, record
 from workers.measure.profiling.stacks import fold
 from workers.measure.ranges import Ranges, named_layers
 from workers.measure.timing import run_step
@@ -207,6 +209,19 @@ def test_a_product_in_which_a_checkpoint_stops_is_none(device: str) -> None:
     products = Counter((call.phase, call.product.rows) for call in calls if call.product is not None)
     # Backward: the first layer again, and the products of three gradients, as x has none.
     assert products == {("forward", 64): 1, ("forward", 32): 2, ("backward", 32): 2, ("backward", 64): 2}
+
+
+@pytest.mark.parametrize("launches", [True, False])
+def test_a_product_that_launches_has_run_though_its_result_has_no_allocation(launches: bool) -> None:
+    events = [
+        *(host("step_1", "range", 0, 100), host("forward", "range", 0, 90)),
+        host("aten::mm", "operator", 10, 60, id=4, product=Product(1, 2, 3, 4, "float32", 4)),
+        host("cudaLaunchKernel", "launch", 20, 30, id=900),
+    ]
+    seen = recording(events, [kernel("gemm", 40, 50, launch=900, operator=4)] * launches)
+    seen = replace(seen, memory=[MemoryEvent(1, 80, 512, False)])
+    (call,) = Attribution(seen, PHASES, on_gpu=True).calls
+    assert (call.product is not None) is launches
 
 
 def test_a_product_that_a_dispatch_mode_calls_again_counts_once(device: str) -> None:
