@@ -204,7 +204,8 @@ class OwnStep:
         for optimizer in self.optimizers if self.scaler is None else ():  # it may have skipped all steps
             state = optimizer.state
             plain = _is_plain(optimizer) and not self._replays
-            if not isinstance(state, Mapping) or not (state or plain or "betas" in optimizer.defaults):  # as in Adam
+            keeps = state or (_is_torchs(optimizer) and "betas" in optimizer.defaults)  # as in Adam
+            if not isinstance(state, Mapping) or not (keeps or plain) or _is_divided(optimizer):
                 continue
             for one in (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad):
                 count += 1
@@ -216,7 +217,7 @@ class OwnStep:
     def idle_optimizers(self) -> list[str]:
         """Return the classes of torch's optimizers that keep a state and have made none so far, although their
         parameters have gradients, or a scaler may have skipped all steps. Others may keep it elsewhere."""
-        torchs = (one for one in self.optimizers if type(one).__module__.startswith("torch.optim."))
+        torchs = filter(_is_torchs, self.optimizers)
         keeping = (one for one in torchs if "betas" in one.defaults or one.defaults.get("momentum"))
         idle = [one for one in keeping if not one.state]
         groups = [(one, parameter) for one in idle for group in one.param_groups for parameter in group["params"]]
@@ -395,6 +396,17 @@ def _written(optimizer: Optimizer, parameter: torch.Tensor) -> int:
 def _is_plain(optimizer: Optimizer) -> bool:
     """Return True of torch's SGD, which may keep no state, but for its fused form, which does not count as writing."""
     return type(optimizer) is torch.optim.SGD and not any(group.get("fused") for group in optimizer.param_groups)
+
+
+def _is_torchs(optimizer: Optimizer) -> bool:
+    """Return True of an optimizer of torch itself, and not of one that wraps another, whose state stays empty."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def _is_divided(optimizer: Optimizer) -> bool:
+    """Return True of our optimizer of several ranks, which has the state of this rank's parameters alone, as the
+    optimizer inside of it."""
+    return type(optimizer).__module__.startswith("parallel.")
 
 
 def _instances(*kinds: type) -> list[list[Any]]:

@@ -156,6 +156,7 @@ def make_wrapped_step(device, bare=False):
     def step():
         model(torch.randn(2, 8)).sum().backward()
         optimizer.step()
+        model.zero_grad()
 
     return step
 
