@@ -85,8 +85,6 @@ class AdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in group["params"]):
-                raise RuntimeError("AdamW takes no sparse gradients: make them dense (sparse=False)")
             self._update([parameter for parameter in group["params"] if parameter.grad is not None], group)
         return loss
 
@@ -116,6 +114,8 @@ class AdamW(Optimizer):
         """Return a parameter's state; make it at the first step."""
         state: dict[str, Any] = self.state[parameter]
         if not state:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise RuntimeError("AdamW takes no sparse gradients: make them dense (sparse=False)")
             dtype = torch.float32 if group["master_weights"] else parameter.dtype
             state["step"] = self._counter(parameter, group)
             state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)
