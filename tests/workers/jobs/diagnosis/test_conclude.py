@@ -336,3 +336,7 @@ def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_p
     assert said.count("loader_workers") == 1, "only as not certain"
     apart = conclude._causes(seen, [], 6.0)
     assert [row[1] for row in apart] == ["input", "input", "kernels"], "without a bound each has its own ceiling"
+
+
+def test_a_change_whose_numbers_cannot_be_compared_says_so() -> None:
+    assert conclude._helped(result("tf32", "better", 0.8)).endswith("; no losses compared")
