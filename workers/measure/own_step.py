@@ -152,10 +152,9 @@ class OwnStep:
             self._step = plain
 
     @contextmanager
-    def updates(self) -> Iterator[set[tuple[bool, ...]]]:
-        """Yield a set that gets of each step which groups of parameters its optimizers have updated: of one element
-        where all steps are alike."""
-        found: set[tuple[bool, ...]] = set()
+    def updates(self) -> Iterator[list[tuple[bool, ...]]]:
+        """Yield a list that gets of each step which groups of parameters its optimizers have updated."""
+        found: list[tuple[bool, ...]] = []
 
         def versions() -> list[int]:
             groups = [(one, group["params"]) for one in self.optimizers for group in one.param_groups]
@@ -165,7 +164,7 @@ class OwnStep:
         def noted() -> Iterator[None]:
             before = versions()
             yield
-            found.add(tuple(map(int.__ne__, before, versions())))
+            found.append(tuple(map(int.__ne__, before, versions())))
 
         with self.inside(noted):
             yield found

@@ -298,15 +298,24 @@ def check_lost_gradients(missing: Sequence[str], count: int) -> list[Check]:
         detail = f"none of the {count} parameters of its optimizers got a gradient: is the backward pass forgotten?"
         return [Check("gradients", False, detail, "note")]
     detail = f"{len(missing)} of {count} parameters of its optimizers got no gradient, {missing[0]} first: the step "
-    return [Check("gradients", False, detail + "detaches them, or does not use them")]
+    return [Check("gradients", False, detail + "detaches them, or does not use them, or not in these few steps")]
 
 
-def check_updates(idle: Sequence[str], steps: int) -> list[Check]:
-    """Name the optimizers that have no state yet, which a step that updates would have; no check if there are none."""
-    if not idle:
+def check_updates(idle: Sequence[str], updates: Sequence[tuple[bool, ...]]) -> list[Check]:
+    """Check that the last step, whose memory is told, updates all that earlier ones do; no check if it does.
+
+    Args:
+        idle: The optimizers that have no state yet, which a step that updates would have.
+        updates: As `OwnStep.updates` yields them.
+    """
+    if idle:
+        detail = f"{idle[0]} has updated nothing in {len(updates)} steps, and has no state yet: "
+        return [Check("updates", False, detail + "set warmup_steps so that the step after them updates")]
+    most = max(range(len(updates)), key=lambda step: sum(updates[step]))
+    if sum(updates[most]) <= sum(updates[-1]):
         return []
-    detail = f"{idle[0]} has updated nothing in {steps} steps, and has no state yet: raise warmup_steps until it has"
-    return [Check("updates", False, detail)]
+    detail = f"the recorded step updates fewer parameters than step {most + 1}, which may need more memory: record it "
+    return [Check("updates", False, detail + f"by warmup_steps={most} measure_steps=1")]
 
 
 def check_kernels(device: torch.device) -> list[Check]:

@@ -137,7 +137,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             parts = _reference.check_parts(step, device)
             training = building.build(step, device, build_model)
             own = training.own
-            noted = own.updates() if own is not None and own.optimizers else nullcontext(set[tuple[bool, ...]]())
+            noted = own.updates() if own is not None and own.optimizers else nullcontext(list[tuple[bool, ...]]())
             with turn.as_it_is(training), noted as updates:
                 values, checks = measuring.measure(training, monitor, report, pacing=pacing, most_s=MEASURED_S)
             checks += parts + metrics.add_rates(values, training, report.ceilings)
@@ -151,7 +151,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
                     lost, gaps, places, busy_percent, profiled_ms = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
-            candidates = _candidates(spec, training, places, lost, collections=len(collected), uneven=len(updates) > 1)
+            candidates = _candidates(
+                spec, training, places, lost, collections=len(collected), uneven=len({*updates}) > 1
+            )
             kept = turn.kept_kernels(places.profile)
     report.validity(monitor.conclude(checks), case.key, unit.title)
     values.report(case, environment.device_key(device), report)

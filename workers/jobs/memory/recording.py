@@ -184,7 +184,8 @@ def record_steps(
     # The profiler of a CPU would keep each of the compiler's millions of calls.
     recording.begin(owners(), stacks=not spec.compile)
     recorded: list[list[RecordedStretch]] = []
-    with translate_oom_in_step(where):
+    noted = nullcontext(list[tuple[bool, ...]]()) if own is None else own.updates()
+    with translate_oom_in_step(where), noted as updates:
         for number in range(total):
             if number and number >= moments[0]:
                 gc.collect()
@@ -216,7 +217,7 @@ def record_steps(
         session.saved = saved_tensors(training.model, cast("BackwardStep", step).forward)
     session.parts += metrics.check_precision(training)
     if own is not None:
-        session.parts += [*check_lost_gradients(*own.lost_gradients()), *check_updates(own.idle_optimizers(), total)]
+        session.parts += [*check_lost_gradients(*own.lost_gradients()), *check_updates(own.idle_optimizers(), updates)]
 
 
 def keep_moment(session: Session, step: int, recorded: Sequence[RecordedStretch], report: Reporter) -> None:
