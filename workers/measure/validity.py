@@ -130,8 +130,8 @@ def check_drift(samples: Sequence[float]) -> Check:
         return not_judged("drift", f"samples: {len(samples)}, too few to judge")
     change, error = drift
     limit = max(MAX_DRIFT, MAX_DRIFT_ERRORS * error)
-    if limit > 1:
-        return Check("drift", abs(change) <= limit, TOO_NOISY)
+    if limit > 1 and abs(change) <= limit:
+        return not_judged("drift", TOO_NOISY)
     speed = "slower" if change > 0 else "faster"
     found, most = percents(abs(change), limit)
     detail = f"last third of the steps {found} {speed} than the first; limit {most}"
