@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from app.specs.estimate import EstimateSpec, MeshSpec
 from workers.measure.table import Column, Scalar
-from workers.model.accounting import Shape, StepMemory
+from workers.model.accounting import Attention, Shape, StepMemory
 from workers.model.step_memory import PARTS, Choices, Moment, Sharing, bytes_of, moments
 from workers.reporter import Reporter
 
@@ -28,6 +28,8 @@ SHARDED = ("fully_sharded", "sharded_activations", "mesh")
 """Strategies that shard parameters, gradients and optimizer state."""
 OTHERWISE = "another strategy, or a smaller model"
 """What helps where no field does."""
+OR = " or "
+"""Between changes of which each alone makes it fit."""
 SPLIT_BY_TENSOR = ("tensor", "mesh")
 """Strategies that split the model's heads and d_ff."""
 
@@ -97,7 +99,7 @@ class Question:
         if strategy not in ("none", "data", "tensor") and (fewest := self.fewest_shards(strategy)) is not None:
             found.append(f"mesh.fsdp={fewest}")
         if found:
-            return " or ".join(found)
+            return OR.join(found)
         together, changes = self, []
         while change := next(together.savers(), None):
             changes.append(change[0])
@@ -120,18 +122,21 @@ class Question:
         more = narrow.helps(strategy)
         if more is None:
             return f"parameter_dtype=bf16 ({gib(narrow.peak(strategy))})"
-        return None if more == OTHERWISE else f"parameter_dtype=bf16 with {more}"
+        if more == OTHERWISE:
+            return None
+        return OR.join(f"parameter_dtype=bf16 with {change}" for change in more.split(OR))
 
     def savers(self) -> Iterator[tuple[str, Question]]:
         """Yield the step with each change of it that saves memory, and the field that makes the change."""
         step, training = self.step, self.choices.mode != "forward"
         if step.attention == "eager":
-            yield "attention=fused", replace(self, step=replace(step, attention="fused"))
+            fused: Attention = "triton" if step.on_gpu else "sdpa_flash"  # not "fused", which jobs that measure refuse
+            yield f"attention={fused}", replace(self, step=replace(step, attention=fused))
         if training and not step.activation_checkpointing:
             yield "activation_checkpointing=true", replace(self, step=replace(step, activation_checkpointing=True))
         if not self.choices.fused_linear_cross_entropy:
-            fused = replace(self.choices, fused_linear_cross_entropy=True)
-            yield "fused_linear_cross_entropy=true", replace(self, choices=fused)
+            choices = replace(self.choices, fused_linear_cross_entropy=True)
+            yield "fused_linear_cross_entropy=true", replace(self, choices=choices)
 
     def smaller_batch(self, strategy: str) -> int | None:
         """Return the largest smaller batch with which it fits, among the halves of this one; None if none does."""

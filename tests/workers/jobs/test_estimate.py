@@ -10,6 +10,7 @@ import pytest
 
 from app.specs import spec_adapter
 from app.specs.estimate import EstimateSpec
+from kernels.registry import ATTENTION
 from tests.workers.reporting import Report, reported
 from workers.jobs import estimate
 from workers.jobs.estimate import RUNNER
@@ -205,6 +206,21 @@ def test_parameters_in_16_bits_are_the_last_that_may_help(run, length: int, word
     assert "fits on one GPU" in answer_of(run(**asked, **fields))[0]
 
 
+def test_each_alternative_is_whole(run) -> None:
+    asked = {"model": {"size": "8b"}, "batch_size": 1, "context_length": 2048, "mesh": {"fsdp": 16}, "device": "cuda"}
+    assert answer_of(run(**asked))[1]["none"]["what_helps"] == (
+        "parameter_dtype=bf16 with attention=triton (63.87 GiB) or "
+        "parameter_dtype=bf16 with activation_checkpointing=true (61.76 GiB)"
+    )
+
+
+@pytest.mark.parametrize(("device", "attention"), [("cuda", "triton"), ("cpu", "sdpa_flash")])
+def test_jobs_take_the_attention_that_helps(run, device: str, attention: str) -> None:
+    fields = {**XL, "device": device, "device_gb": 75}
+    assert f"attention={attention} (" in answer_of(run(**fields))[1]["none"]["what_helps"]
+    assert ATTENTION.load(attention).why_not(device, "bfloat16", backward=True) is None
+
+
 def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
     sentences, fits = answer_of(run(**XL, mesh={"fsdp": 9}))
     first = sentences.splitlines()[0]
@@ -295,7 +311,7 @@ def test_what_helps_does_help(run, fields: dict[str, Any]) -> None:
     for strategy, row in answer_of(run(**fields))[1].items():
         for change in (row["what_helps"] or "").split(" or "):
             settings = dict(part.partition(" (")[0].split("=") for part in change.split(" with ") if "=" in part)
-            changed = {name: json.loads(value) if value[0] in "tf0123456789" and value != "fused" else value
+            changed = {name: json.loads(value) if value[0] in "tf0123456789" and name != "attention" else value
                        for name, value in settings.items()}  # fmt: skip
             mesh = {"fsdp": changed.pop("mesh.fsdp")} if "mesh.fsdp" in changed else {}
             if changed or mesh:
