@@ -99,7 +99,8 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], lateness: L
         ("operations", OPERATIONS_COLUMNS, operations),
         ("timeline", TIMELINE_COLUMNS, timeline_rows(found, lateness.ranks)),
     ):
-        report.table(name, [Column(*column) for column in columns], first_rows(name, rows))
+        if rows or spec.step_code is None:  # of a step of one's own nobody knows what it sends
+            report.table(name, [Column(*column) for column in columns], first_rows(name, rows))
     for name, profiled in (("kernels", KERNELS), ("classes", CLASS_SHARES[1:])):
         rows = [[index, *row] for index, rank in enumerate(found) for row in rank["overlap"].get(name, [])]
         if rows:
