@@ -40,9 +40,12 @@ DELAY_CYCLES = 10_000_000
 
 BACKWARD: Mapping[str, Mapping[str, Any]] = {
     "a gradient of the output that is not contiguous": {"strided": True},
-    "another call between its forward and backward pass": {"between": True},
+    "calls between its forward and backward pass, which overwrite what it keeps": {"between": True},
 }
 """How a backward pass is checked further, with the options of `judge`."""
+CALLS_BETWEEN = 8
+"""Calls before a backward pass, as many as the layers of a small model make: they come round to each of a few
+workspaces that calls take in turn."""
 
 
 class Unfit(Exception):
@@ -91,6 +94,8 @@ class Reference:
     """Further values for which results must be right."""
     names: tuple[str, ...] = ()
     """What messages call the inputs; (): "input 0", "input 1", …"""
+    of: str = ""
+    """What messages say has results of the right shape: "kernel=rope"."""
     checksums: tuple[int, ...] = field(init=False)
     """Checksums of the inputs and `grad_out`, taken when they were made."""
 
@@ -177,8 +182,10 @@ def judge(
         draw: The values that the inputs have in this call; None: those of timed calls.
         strided: The output's gradient has gaps of NaN between its values in memory. Autograd passes on
             gradients that are not contiguous, such as those of a sum or of a transposed output.
-        between: Another call is made before the backward pass, on half of each input, as a model's layers make them:
-            neither its output nor what it keeps for its own backward pass may take the place of the first one's.
+        between: Others are called before the backward pass, on half of each input, as a model's layers call them:
+            neither their outputs nor what they keep for their own backward passes may take the place of the first
+            one's. Each call's are freed before the next: a workspace taken in turn is overwritten all the same, and
+            memory need suffice for two calls only.
     """
     draw = draw or reference.timed
     with reference.holding(draw):
@@ -230,7 +237,7 @@ def _results(operation: Operation, reference: Reference, *, between: bool) -> li
         results = [_fitting(0, out, reference)]
         if backward and not out.requires_grad:
             raise Unfit("the output is detached from the inputs, so that it has no backward pass")
-        if between:
+        for _ in range(CALLS_BETWEEN if between else 0):
             operation.function(*((one.detach() / 2).requires_grad_(one.requires_grad) for one in operation.inputs))
         try:
             gradients = operation.backward(out) if backward else ()
@@ -250,7 +257,8 @@ def _fitting(index: int, result: Any, reference: Reference) -> Tensor:
     if type(result) is not Tensor:
         raise Unfit(f"{name} is {'missing' if result is None else f'a {type(result).__name__}, not a plain tensor'}")
     if result.shape != shape:
-        raise Unfit(f"{name} has the shape {tuple(result.shape)}, not {tuple(shape)}")
+        whose = f", that of {reference.of}" if reference.of and not index else ""
+        raise Unfit(f"{name} has the shape {tuple(result.shape)}, not {tuple(shape)}{whose}")
     if result.dtype != like.dtype:
         raise Unfit(f"{name} is of {result.dtype}, not {like.dtype} as its inputs")
     if result.device != like.device:

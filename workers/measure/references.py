@@ -91,10 +91,13 @@ def kernel_reference(
     variations: dict[str, Vary | None] = {TIMED: None, **(kernel.variations or {AGAIN: None})}
     timed, *checked = (make(name, seed + number, vary) for number, (name, vary) in enumerate(variations.items()))
     names = tuple(inspect.signature(kernel.plain).parameters)
-    return _reference(timed, checked, backward, names if len(names) == len(shapes) else ())
+    names = names if len(names) == len(shapes) else ()
+    return _reference(timed, checked, backward, names, of=f"kernel={kernel.name}")
 
 
-def _reference(timed: Draw, checked: Sequence[Draw], backward: bool, names: tuple[str, ...] = ()) -> Reference:
+def _reference(
+    timed: Draw, checked: Sequence[Draw], backward: bool, names: tuple[str, ...] = (), of: str = ""
+) -> Reference:
     values = [tensor.requires_grad_(backward) for tensor in timed.values()]
     *inputs, grad_out = values if backward else (*values, None)
     return Reference(
@@ -103,6 +106,7 @@ def _reference(timed: Draw, checked: Sequence[Draw], backward: bool, names: tupl
         timed,
         tuple(checked),
         names,
+        of=of,
     )
 
 
