@@ -192,7 +192,7 @@ def test_waiting_threads_are_in_no_phase(profiled: Report) -> None:
 
 def test_threads_whose_operators_no_table_has_are_told(run: Run, profiled: Report) -> None:
     told = {row["what"]: row for row in run("make_threaded_step").table_rows("summary")}
-    assert told["other threads"]["value"] > 1
+    assert told["other threads"]["value"] > 0.2, "ms of a step"
     assert "other threads" not in {row["what"] for row in profiled.table_rows("summary")}
 
 
