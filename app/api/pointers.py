@@ -188,8 +188,7 @@ def parameter_errors(errors: Iterable[Any], known: Sequence[str] = ()) -> tuple[
         where, *rest = error["loc"]
         name = ".".join(str(part) for part in rest)
         if error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f": leave it out; known here: {', '.join(known)}"
+            hint = did_you_mean(name, known) or f": leave it out; known here: {', '.join(known)}"
             detail = f"Unknown {where} parameter {name!r}{hint}"
         else:
             detail = f"{where.capitalize()} parameter {name!r}: {error['msg']}; got {shown(error['input'])}"
