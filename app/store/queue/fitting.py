@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 _job, _measurement = tables.job.c, tables.measurement.c
 
 FITS, TOO_LARGE, UNKNOWN = "fits", "oom", "unknown"
+DOUBTS = ("updates", "growth", "gradients")
+"""Checks that fail where more memory may be needed than what was measured."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,12 @@ def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str,
     if fit is None:
         return None
     tried = _tried(connection, sweep["id"], fit)
-    return [_public(sweep, fit, point, tried.get(sweeps.point_key(point.choice), [])) for point in points_of(sweep)]
+    found = [_public(sweep, fit, point, tried.get(sweeps.point_key(point.choice), [])) for point in points_of(sweep)]
+    doubts = _doubts(connection, [search["largest_job"] for search in found])
+    for search in found:
+        if (doubt := doubts.get(search["largest_job"])) is not None:
+            search["reason"] = f"{search['reason']} {doubt}" if search["reason"] else doubt
+    return found
 
 
 def submit_next(connection: Connection, job: Mapping[Any, Any]) -> None:
@@ -168,6 +175,18 @@ def _outcome(state: str, outcomes: set[str]) -> str | None:
     if "oom" in outcomes:
         return TOO_LARGE
     return FITS if outcomes - {"unknown"} == {"ok"} else UNKNOWN
+
+
+def _doubts(connection: Connection, jobs: Sequence[int | None]) -> dict[int | None, str]:
+    """Return why it is not certain that what these jobs tried fits."""
+    doubts: dict[int | None, str] = {}
+    for job, validity in connection.execute(select(_job.id, _job.validity).where(_job.id.in_(filter(None, jobs)))):
+        checks = [check for check in (validity or {}).get("checks", ()) if not check["ok"]]
+        failed = [one for one in checks if one["name"] in DOUBTS or one["severity"] in ("invalid", "wrong")]
+        if failed:
+            said = "; ".join(one["detail"] for one in failed)
+            doubts[job] = f"Job {job} may need more memory than it measured: {said}."
+    return doubts
 
 
 def _public(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[TriedValue]) -> dict[str, Any]:

@@ -22,7 +22,14 @@ def sweep_of(site: Any, sweep: dict[str, Any]) -> dict[str, Any]:
     return dict(site.http.get(f"/sweeps/{sweep['id']}").json())
 
 
-def finish(site: Any, measured: Any, limits: dict[str, int], axis: str = "context_length", number: int = 1000) -> int:
+def finish(
+    site: Any,
+    measured: Any,
+    limits: dict[str, int],
+    axis: str = "context_length",
+    number: int = 1000,
+    validity: dict[str, Any] | None = None,
+) -> int:
     """Play the worker: jobs of each size run out of memory above its limit. Returns how many jobs it ran."""
     done = 0
     while done < number:
@@ -31,7 +38,7 @@ def finish(site: Any, measured: Any, limits: dict[str, int], axis: str = "contex
         fits = claim.spec[axis] <= limits[claim.spec["model"]["size"]]
         row = measured("step_ms", 1.0 if fits else None, "ok" if fits else "oom", length=claim.spec[axis])
         unknown = measured("host_us", None, "unknown", length=claim.spec[axis])
-        site.worker.finish(claim, measurements=[row, unknown])
+        site.worker.finish(claim, measurements=[row, unknown], validity=validity)
         done += 1
     return done
 
@@ -105,6 +112,16 @@ def test_an_estimate_is_exact_without_a_step(site: Any) -> None:
     fit = {"axis": "batch_size", "upto": 4096}
     made = site.http.post("/sweeps", json={"base": {**BASE, "kind": "estimate"}, "fit": fit}).raise_for_status().json()
     assert made["fit"]["coarse"] is False
+
+
+@pytest.mark.parametrize(("check", "tells"), [("updates", True), ("variation", False)])
+def test_the_answer_carries_a_doubt_about_memory_only(fresh_site: Any, measured: Any, check: str, tells: bool) -> None:
+    failed = {"name": check, "ok": False, "detail": "another step needs more", "severity": "suspect"}
+    sweep = submit(fresh_site)
+    finish(fresh_site, measured, {"tiny": 5000}, validity={"verdict": "suspect", "checks": [failed]})
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    doubt = f" Job {search['largest_job']} may need more memory than it measured: another step needs more."
+    assert search["reason"] == "Every value up to 1000 that was tried fits." + doubt * tells
 
 
 def test_nothing_fits(fresh_site: Any, measured: Any) -> None:
