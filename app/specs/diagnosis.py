@@ -13,6 +13,9 @@ from app.specs.compare import MAX_SEED
 
 DIAGNOSED = ("benchmark", "ddp")
 """The kinds of steps that are diagnosed."""
+WORK = ("attention", "kernels", "precision")
+"""Causes that are operators of the step's own lines, for which nothing waits: no cure takes their time away as a whole,
+but that of loops over small ones."""
 SMALL = "small operators"
 """The note on a loop whose operators take hardly longer than it takes to call them: no work that a step must do."""
 RARE = "not in every step"

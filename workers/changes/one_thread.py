@@ -22,7 +22,7 @@ def _one(_step: OwnStep) -> Iterator[None]:
 
 
 CHANGE = Change(
-    causes=("kernels", "attention", "optimizer", "precision"),
+    causes=("kernels", "attention", "optimizer"),
     how="torch.set_num_threads(1), or OMP_NUM_THREADS=1",
     why_not=_why_not,
     after=_one,

@@ -26,7 +26,7 @@ def _all_cores(_step: OwnStep) -> Iterator[None]:
 
 
 CHANGE = Change(
-    causes=("kernels", "attention", "optimizer", "precision"),
+    causes=("kernels", "attention", "optimizer"),
     how="leave out torch.set_num_threads(…), or OMP_NUM_THREADS",
     why_not=_why_not,
     after=_all_cores,

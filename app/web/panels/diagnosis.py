@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.specs.diagnosis import SMALL
+from app.specs.diagnosis import SMALL, WORK
 from app.web.panels._bars import label
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
@@ -12,9 +12,6 @@ from app.web.plots.ratios import Ratio, draw_ratios
 from flopwatch.text.numbers import number
 
 MOST_BARS = 15
-WORK = ("attention", "kernels")
-"""Causes whose time is that of the model's own work, but for loops over small operators: no cure takes it away as a
-whole."""
 STEP, FLOOR, REST = "step", "floor", "the rest"
 LOOK = {
     "measured without it": {"color": "var(--plot-1)"},

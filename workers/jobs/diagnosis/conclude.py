@@ -10,7 +10,7 @@ from typing import Any
 
 from app.results.agreement import FIRST
 from app.results.inference import interval
-from app.specs.diagnosis import RARE, SMALL, WRITTEN, DiagnosisSpec
+from app.specs.diagnosis import RARE, SMALL, WORK, WRITTEN, DiagnosisSpec
 from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
@@ -49,8 +49,6 @@ IN_ONE = f"{WRITTEN}: torch.nn.functional.scaled_dot_product_attention is one op
 OTHERS_WAIT = "(the others wait for it)"
 """In the place of a cause that a late rank has, by how much longer than the others'."""
 PLAIN = "kernels"
-WORK = ("attention", PLAIN, "precision")
-"""The step's own work, for which nothing waits."""
 STAYS = (*WORK, "unexplained")
 """Causes whose time no cure takes away as a whole."""
 CURE, WHOLE = "cure", 0.95
@@ -530,7 +528,7 @@ BOUND = {"measured": "{}, timed", CURE: "at most {}", "ceiling": "about {}"}
 def _is_own(row: Sequence[Scalar]) -> bool:
     """Return True if a row of `causes` is what the step is for: no change takes all of it away."""
     removable = any(note in str(row[2] or "") for note in (SMALL, RARE))
-    return row[1] in (PLAIN, "attention") and row[6] == "ceiling" and not removable
+    return row[1] in WORK and row[6] == "ceiling" and not removable
 
 
 def _bound(cause: str, bound: Scalar, how: str, results: Sequence[Result]) -> str:

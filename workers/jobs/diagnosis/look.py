@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from app.specs._training import TrainingSpec
 from app.specs.benchmark import BenchmarkSpec
-from app.specs.diagnosis import RARE, SMALL, WRITTEN, DiagnosisSpec
+from app.specs.diagnosis import RARE, SMALL, WORK, WRITTEN, DiagnosisSpec
 from workers.changes import CHANGES
 from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
@@ -96,8 +96,6 @@ SMALL_NS, SMALL_ON_GPU_NS = 20_000, 5_000
 WAITS, IDLE = "it waits", 0.2
 """The note on a line that has less of the processor, as a share of what all others together have."""
 OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
-WORK = ("attention", "kernels", "precision")
-"""Causes that are the operators of the step's own lines."""
 ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
 OF_LIBRARIES = (("utils/data/", INPUT), ("optim/", OPTIMIZER), ("distributed/", "communication"))
@@ -777,6 +775,7 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
     of_cause: dict[str, float] = defaultdict(float)
     for (cause, _), ms in lost.items():
         of_cause[cause] += ms
+    of_cause["kernels"] += of_cause["precision"]  # what shortens operators does so in float64, too
     found: list[tuple[bool, bool, float, bool, int, list[Scalar]]] = []
     for name in spec.changes or CHANGES.names():
         change: Change = CHANGES.load(name)

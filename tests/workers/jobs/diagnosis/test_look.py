@@ -307,6 +307,18 @@ def test_changes_are_tried_in_the_order_of_the_answer(ms: float, first: str) -> 
     assert next(name for name, _, why_not, *_ in stage.candidates(spec, known, lost) if why_not is None) == first
 
 
+def test_what_shortens_operators_is_tried_on_float64_too_and_is_no_cure_of_it() -> None:
+    names = ["one_thread", "compile_blocks", "float32"]
+    spec = KINDS["diagnosis"].example().model_copy(update={"changes": names})
+    lost = defaultdict(float, {("precision", "x.py:1"): 100.0})
+    rows = stage.candidates(spec, stage.Look(spec.step, torch.device("cpu"), None), lost)
+    assert {row[0]: row[1] for row in rows} == {
+        "one_thread": "kernels",
+        "compile_blocks": "kernels",
+        "float32": "precision",
+    }
+
+
 def test_neither_a_learning_rates_schedule_nor_a_closure_is_an_update_of_parameters() -> None:
     step, schedule, wrapper = (
         (f"{stage._torch_folder()}/optim/{file}.py", function, 1)
