@@ -115,7 +115,7 @@ class EstimateSpec(SpecBase):
     sharded_activation_fraction: float = Field(default=0.5, ge=0, le=1)
     """Fraction of the activations that is also sharded over mesh.fsdp devices; the rest is replicated on each."""
     device_gb: float = Field(default=80.0, ge=0.001, le=1e6)
-    """Memory of one device, into which everything has to fit, in GB (10⁹ bytes). On a CPU
+    """Memory of one device, into which everything has to fit, in GB (10⁹ bytes): an H100 of 80 GB has 85. On a CPU
     the answer says what the worker's host gives to a job, if that is less."""
     shard_limit_gb: float | None = Field(default=None, ge=0.001, le=1e6)
     """The smallest number of shards keeps each device under this, in GB (10⁹ bytes). Null: `device_gb`; for

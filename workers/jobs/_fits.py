@@ -89,6 +89,19 @@ class Question:
             strategy, splits, lambda fsdp, tensor: replace(self, fsdp=fsdp, tensor=tensor).fits(strategy)
         )
 
+    def fewer(self, fits: Sequence[Fit], splits: Sequence[int]) -> str | None:
+        """Say which one change needs the fewest devices, several but fewer than the step as it is; None if none
+        does."""
+        least: dict[str, int] = {}
+        for name, other in self.savers():
+            found = [mesh.devices for fit in fits if (mesh := other.fewest(fit.strategy, splits)) is not None]
+            least[name] = min(found, default=MOST_DEVICES)
+        now = min((fit.fewest.devices for fit in fits if fit.fewest is not None), default=MOST_DEVICES)
+        best = min(least, key=lambda name: least[name], default=None)
+        if best is None or not 1 < least[best] < now:  # with one device, it is in `helps`
+            return None
+        return f"{least[best]} suffice with {best}"
+
     def helps(self, strategy: str) -> str | None:
         """Say what would make it fit; None if it fits."""
         if self.fits(strategy):
@@ -297,8 +310,12 @@ def step_text(spec: EstimateSpec) -> str:
     return f"{text}, by {spec.optimizer if spec.architecture == 'transformer' else 'adamw'}"
 
 
-def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str]:
-    """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit?"""
+def answer(spec: EstimateSpec, fits: Sequence[Fit], fewer: str | None, *, on_gpu: bool) -> list[str]:
+    """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit?
+
+    Args:
+        fewer: As `Question.fewer` says it.
+    """
     known = [fit for fit in fits if fit.fits is not None]
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens, {step_text(spec)}"
     size = size_text(spec, on_gpu=on_gpu)
@@ -321,10 +338,10 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], *, on_gpu: bool) -> list[str
     if able:
         mesh, strategy = min(able, key=lambda one: one[0].devices)
         axes = [f"mesh.{axis}={number}" for axis, number in mesh._asdict().items() if number > 1]
-        enough = f"Fewest devices: {mesh.devices}, with {strategy} ({' '.join(axes)})."
+        enough = f"Fewest devices: {mesh.devices}, with {strategy} ({' '.join(axes)}){f'; {fewer}' if fewer else ''}."
         lines.append("One device suffices." if mesh.devices == 1 else enough)
     else:
-        lines.append("As it is, no number of devices suffices.")
+        lines.append(f"As it is, no number of devices suffices{f'; {fewer}' if fewer else ''}.")
     if is_alone and verdict.helps == OTHERWISE:
         return [
             *first,

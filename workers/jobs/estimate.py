@@ -148,11 +148,13 @@ class EstimateRunner:
         add_memory(values, sheet, spec, shape, step)
         add_batch(values, sheet, spec, shape, report)
         if isinstance(shape, FeedForwardStack):
-            fits = add_devices(values, sheet, spec, report)
+            fits, fewer = add_devices(values, sheet, spec, report), None
         else:
-            fits = add_peaks(values, sheet, spec, question_of(spec, shape, step), report)
+            question = question_of(spec, shape, step)
+            fits = add_peaks(values, sheet, spec, question, report)
+            fewer = question.fewer(fits, splits_of(spec))
         set_free(values, asked(spec, fits), int(sheet.symbols["R"]))
-        report_answer(spec, fits, report, on_gpu=on_gpu)
+        report_answer(spec, fits, fewer, report, on_gpu=on_gpu)
         report_memory(sheet, shape, step, report)
         report_formulas(sheet, report)
         values.report(case, key, report)
@@ -352,9 +354,11 @@ def add_peaks(values: Values, sheet: Sheet, spec: EstimateSpec, question: Questi
     return fits
 
 
-def report_answer(spec: EstimateSpec, fits: Sequence[Fit], report: Reporter, *, on_gpu: bool) -> None:
+def report_answer(
+    spec: EstimateSpec, fits: Sequence[Fit], fewer: str | None, report: Reporter, *, on_gpu: bool
+) -> None:
     """Report the tables `answer`, sentences, and `fits`."""
-    lines = answer(spec, fits, on_gpu=on_gpu)
+    lines = answer(spec, fits, fewer, on_gpu=on_gpu)
     if spec.architecture == "transformer":
         lines.append(NOT_COUNTED)
     report.table("answer", [Column("answer", "string")], [[line] for line in lines])

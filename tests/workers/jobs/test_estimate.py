@@ -206,6 +206,17 @@ def test_parameters_in_16_bits_are_the_last_that_may_help(run, length: int, word
     assert "fits on one GPU" in answer_of(run(**asked, **fields))[0]
 
 
+@pytest.mark.parametrize(("batch", "now"), [(32, "Fewest devices: 16, with tensor (mesh.tensor=16)"),
+                                            (64, "Fewest devices: 32, with tensor (mesh.tensor=32)"),
+                                            (200, "As it is, no number of devices suffices")])  # fmt: skip
+def test_the_fewest_devices_are_those_with_one_change_too(run, batch: int, now: str) -> None:
+    asked = {"model": {"size": "2.7b"}, "batch_size": batch, "context_length": 2048, "device": "cuda"}
+    line = next(line for line in answer_of(run(**asked))[0].splitlines() if line.startswith(now))
+    number = int(line.removeprefix(f"{now}; ").removesuffix(" suffice with activation_checkpointing=true."))
+    fits = answer_of(run(**asked, activation_checkpointing=True))[1]
+    assert number == min(row["fewest_devices"] for row in fits.values() if row["fewest_devices"])
+
+
 def test_each_alternative_is_whole(run) -> None:
     asked = {"model": {"size": "8b"}, "batch_size": 1, "context_length": 2048, "mesh": {"fsdp": 16}, "device": "cuda"}
     assert answer_of(run(**asked))[1]["none"]["what_helps"] == (
@@ -291,7 +302,7 @@ def test_what_no_number_of_devices_can_hold(run) -> None:
     one_head = {**XL, "model": {"size": "xl", "num_kv_heads": 1}, "device_gb": 20}
     for fields in ({**XL, "device_gb": 1}, one_head):
         sentences, fits = answer_of(run(**fields))
-        assert "As it is, no number of devices suffices." in sentences
+        assert "As it is, no number of devices suffices" in sentences
         assert {row["fewest_devices"] for row in fits.values()} == {None}
     assert answer_of(run(**{**one_head, "model": {"size": "xl"}}))[1]["mesh"]["fewest_devices"] == 25
 
