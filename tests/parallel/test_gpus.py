@@ -8,7 +8,7 @@ from tests.parallel import guards, outputs, passes, sharding, steps, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def branches_of(gpus: Pool) -> dict[int, list[int]]:

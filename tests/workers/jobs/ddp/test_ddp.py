@@ -878,6 +878,7 @@ def test_a_small_gradient_is_judged_by_its_share_of_all(share: float, off_by: fl
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # fills two GPUs
 @pytest.mark.parametrize(
     "fields",
     [
@@ -938,6 +939,7 @@ def graphed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, DdpSpec
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("name", GRAPHED)
 def test_a_cuda_graph_holds_the_collectives(name: str, graphed: Any, tmp_path: Path) -> None:
     """Its parameters and gradients are those of one process, and the host issues it faster than without. One that
