@@ -60,6 +60,7 @@ NO_NORMS = (
     "their time is under elementwise and reduction"
 )
 NO_PRODUCTS = "no operator multiplied matrices: a CUDA graph and what a compiler fused have none"
+CONVOLUTIONS = "and recurrent layers, per step: not in table products, but by shape in table work"
 CLASSES = (
     *("matmul", "attention", "softmax", "normalisation", "elementwise", "copy", "reduction", "communication"),
     *("optimizer", "other"),
@@ -578,6 +579,8 @@ class Profiling:
             self.report.table("products", tables.PRODUCTS, rows)
         else:
             self._tell("products", None, None, NO_PRODUCTS if self.shapes else NO_SHAPES)
+        if unlisted_ms := usage.unlisted_ms(attribution.calls, steps, on_gpu=self.on_gpu):
+            self._tell("convolutions", unlisted_ms, "ms", CONVOLUTIONS)
         peak = peak_tflops(device_name(device), precision)
         reached = tables.highest_percent([(tables.PRODUCTS, rows), (tables.ATTENTION, self.attention)])
         for limit, percent in reached.items():

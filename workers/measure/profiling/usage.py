@@ -15,6 +15,8 @@ from workers.model.accounting import Cost
 
 Key = TypeVar("Key", bound=Hashable)
 LAYER = re.compile(r"\w+\.\d+")
+UNLISTED = re.compile(r"aten::\w*(conv|rnn)")
+"""Operators that multiply matrices of sizes that their inputs do not show: of a convolution or recurrent layer."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,12 @@ def products(calls: Iterable[Call], phase: str, steps: int, *, on_gpu: bool) -> 
         cost = Cost(round(cost.flops * often), round(cost.bytes * often))
         usages.append(ProductUsage(operator, product, often, Part(product.size, phase, time_ms, time_ms, cost)))
     return sorted(usages, key=lambda one: -one.part.time_ms)
+
+
+def unlisted_ms(calls: Iterable[Call], steps: int, *, on_gpu: bool) -> float:
+    """Return the time per step of the convolutions and recurrent layers, which are not in `products`."""
+    unlisted = (call for call in calls if call.product is None and UNLISTED.match(call.name))
+    return 1e-6 * sum(call.device_ns if on_gpu else call.self_ns for call in unlisted) / steps
 
 
 def classes(work: Iterable[RecordedWork], steps: int) -> list[ClassUsage]:

@@ -31,6 +31,16 @@ def test_operators_are_ranked_by_device_time_or_host_time(on_gpu: bool, names: l
     assert [one.name for one in usage.operators(calls, 1, str, on_gpu=on_gpu)] == names
 
 
+@pytest.mark.parametrize(("on_gpu", "ms"), [(True, 0.75), (False, 0.25)])
+def test_convolutions_and_recurrent_layers_are_told_beside_the_products(on_gpu: bool, ms: float) -> None:
+    names = ("aten::cudnn_convolution", "aten::convolution_backward", "aten::_cudnn_rnn", "aten::mm", "aten::copy_")
+    calls = [
+        Call(name, step, "forward", 125_000, 375_000) for step in (1, 2, 3) for name in names[: 3 if step < 3 else 0]
+    ]
+    calls += [Call(name, 1, "forward", 10**9, 10**9) for name in names[3:]]
+    assert usage.unlisted_ms(calls, 3, on_gpu=on_gpu) == pytest.approx(ms)
+
+
 def test_one_name_in_two_classes_has_two_rows() -> None:
     items = [work("vectorized_elementwise_kernel", 10), work("vectorized_elementwise_kernel", 5, ranges=("norm",))]
     assert [(one.class_name, one.calls) for one in usage.kernels(items, 1)] == [
