@@ -21,6 +21,8 @@ MAX_NAMED = 10
 """Largest number of job ids that are printed for one reason to wait, and of files."""
 MOST_KERNELS = 10
 """Number of kernels that are printed when a profile has ended."""
+GROWTH = "growth"
+"""The check whose finding is an answer, also where it has passed: whether memory leaks."""
 MOST_LINES = 15
 """Number of lines of the user's own code that are printed of a profile."""
 LINE_COLUMNS = (
@@ -80,7 +82,9 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
     _print_facts(facts)
     validity = job["validity"] or {}
     unjudged = not_judged(validity)
-    for line in [*doubts(validity), *([f"not judged: {unjudged}"] if unjudged else []), *notes(validity)]:
+    checks = [check for check in validity.get("checks") or () if check.get("name") == GROWTH and check.get("ok")]
+    passed = [f"passed: {GROWTH}: {check['detail']}" for check in checks]
+    for line in [*doubts(validity), *([f"not judged: {unjudged}"] if unjudged else []), *notes(validity), *passed]:
         echo_line(f"    {line}")
     if job["error"] is not None:
         echo_line(problem_text(job["error"]))

@@ -223,6 +223,12 @@ class DdpSpec(TrainingSpec):
             return self.strategy in FULLY_SHARDED and self.precision in IN_BF16
         return self.cast_before_communication
 
+    @classmethod
+    def displayed(cls, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Leave out the strategy of a step of one's own, which is none of ours."""
+        own = coordinates.get("step_code.function") is not None
+        return super().displayed({**coordinates, "strategy": None} if own else coordinates)
+
     def resources(self) -> Resources:
         device_type: Literal["cuda", "cpu"] = "cuda" if self.backend == "nccl" else "cpu"
         return Resources(device_type=device_type, devices=self.world_size // self.nodes, nodes=self.nodes)

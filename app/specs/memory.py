@@ -50,8 +50,8 @@ class MemorySpec(TrainingSpec):
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
         frozenset(
             {"peak_memory_mib"}
-        ): "peak_memory_mib is that of one step; what leaks from step to step, and where, is in "
-        "table growth of a job with snapshot_steps=[10,20]."
+        ): "peak_memory_mib is that of one step; what leaks from step to step, and where, is in table growth, with "
+        "snapshot_steps such as [10,20]."
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode", "precision")
     first_tables: ClassVar[tuple[str, ...]] = (

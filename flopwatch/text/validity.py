@@ -6,6 +6,7 @@ from typing import Any
 
 NOT_JUDGED = "not_judged"
 """Severity of a check that had nothing to judge by; it counts as ok."""
+_MILDER = {"wrong": 0, "invalid": 1}
 MAX_DOUBTS = 5
 """Number of a job's failed checks that are shown."""
 
@@ -26,8 +27,8 @@ def verdict(validity: Mapping[str, Any]) -> str:
 
 
 def doubts(validity: Mapping[str, Any]) -> list[str]:
-    """Return the doubts about the measurements: "case: check: detail" of checks that failed, of each name one before
-    a second."""
+    """Return the doubts about the measurements: "case: check: detail" of checks that failed, the most severe first, of
+    each name one before a second."""
     of_name: dict[Any, list[Mapping[str, Any]]] = {}
     for check in _failed(validity):
         of_name.setdefault(check.get("name"), []).append(check)
@@ -65,7 +66,8 @@ def not_judged(validity: Mapping[str, Any]) -> str | None:
 
 
 def _failed(validity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
+    failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
+    return sorted(failed, key=lambda check: _MILDER.get(str(check.get("severity")), len(_MILDER)))
 
 
 def _is_note(check: Mapping[str, Any]) -> bool:

@@ -135,6 +135,7 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
             "checks": [
                 {"name": "steady", "ok": True, "detail": "too slow", "severity": "not_judged"},
                 {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"},
+                {"name": "growth", "ok": True, "detail": "no memory grows", "severity": "note"},
                 {**DRIFT, "unit": "replicate 1"},
             ],
         },
@@ -142,7 +143,7 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     shown = ended(flopwatch("show", str(job_id)))
     assert (
         "validity: suspect (1 valid, 1 suspect)\n    replicate 1: drift: 9 %\n    not judged: steady\n"
-        "    note: host_bound: by far\n"
+        "    note: host_bound: by far\n    passed: growth: no memory grows\n"
     ) in shown
     assert "- † suspect: drift: 9 %." in shown
     assert re.search(r"^0 +replicate 0 +succeeded +valid$", shown, re.MULTILINE), shown

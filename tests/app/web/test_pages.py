@@ -89,6 +89,9 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "2.13" in done.text
     assert "drift: 9 %" in done.text
     assert 'id="doubt">drift: 9 %' in site.http.get(path).text, "the first doubt, under the title"
+    wrong = {"name": "measured", "ok": False, "detail": "1 of 2 cases are wrong", "severity": "wrong"}
+    job = site.run(measurements=rows, validity={"verdict": "wrong", "checks": [CHECK, wrong]})
+    assert 'id="doubt">measured: 1 of 2 cases are wrong' in site.http.get(f"/ui/jobs/{job}").text
     assert "note host_bound: by far" in " ".join(done.text.split())
 
 

@@ -24,6 +24,13 @@ def test_a_failed_check_names_its_unit_and_case() -> None:
     ]
 
 
+def test_the_worst_doubt_comes_first() -> None:
+    checks = [
+        {"name": name, "ok": False, "severity": name, "detail": "x"} for name in ("suspect", "note", "invalid", "wrong")
+    ]
+    assert doubts({"checks": checks}) == ["wrong: x", "invalid: x", "suspect: x"]
+
+
 def test_of_many_failed_checks_the_first_are_listed() -> None:
     checks = [{"name": str(number), "ok": False, "detail": "x"} for number in range(7)]
     assert doubts({"checks": checks})[3:] == ["3: x", "4: x", "and 2 more"]
