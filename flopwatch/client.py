@@ -1014,7 +1014,8 @@ class Flopwatch(Connection):
         """
         if jobs is None:
             mine = {"check": baseline, **(labels or {})}
-            checked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
+            former = [self.job(job) for job in self.baseline(baseline)["jobs"]]
+            checked = [self._resubmit(job, job["spec"], job["name"], mine) for job in former]
             self._wait_for_all(checked, timeout_s, show)
         else:
             checked = [self.job(job_id) for job_id in ids_of(jobs)]
@@ -1066,11 +1067,6 @@ class Flopwatch(Connection):
                 states = ", ".join(f"job {job['id']}: {job['state']}" for job in ended)
                 comparison["gate"]["sentence"] += f" ({states})"
         return _answer_of([job["id"] for job in jobs], comparisons)
-
-    def _rerun_with(self, job_id: int, labels: Mapping[str, str]) -> Answer:
-        """Submit a job once more, with these labels only: "commit=…" would be wrong of another run."""
-        former = self.job(job_id)
-        return self._resubmit(former, former["spec"], former["name"], labels)
 
     def _resubmit(self, former: Answer, spec: Mapping[str, Any], name: str | None, labels: Mapping[str, str]) -> Job:
         return self.submit(

@@ -291,7 +291,8 @@ class Connection:
         try:
             if response.is_error:
                 checked(_whole(response))
-            elif response.has_redirect_location or (_is_page(response) and defaults.TIME not in response.headers):
+            is_page = response.headers.get("content-type", "").startswith("text/html")
+            if response.has_redirect_location or (is_page and defaults.TIME not in response.headers):
                 raise _other_server(response)
             yield response
         finally:
@@ -452,10 +453,6 @@ def _chunks(response: httpx.Response, name: str) -> Iterator[bytes]:
         yield from response.iter_bytes()
     except httpx.RemoteProtocolError as error:
         raise DownloadFailed(f"{name} broke off: it may be damaged on the server, whose log says so.") from error
-
-
-def _is_page(response: httpx.Response) -> bool:
-    return str(response.headers.get("content-type", "")).startswith("text/html")
 
 
 def _status(response: httpx.Response) -> str:

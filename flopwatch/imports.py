@@ -94,12 +94,10 @@ def _unpacked(folder: Path) -> dict[str, bytes]:
 
 def forgotten(packed: bytes, file: str, untracked: Mapping[str, bytes]) -> list[str]:
     """Return which untracked files, by their names in a packed folder, its file or what it imports would import."""
-    return sorted(untracked.keys() & _followed({**_sources(packed), **untracked}, file)[1])
-
-
-def _sources(packed: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if name.endswith((".py", *PROJECTS))}
+        names = [name for name in archive.namelist() if name.endswith((".py", *PROJECTS))]
+        sources = {name: archive.read(name) for name in names}
+    return sorted(untracked.keys() & _followed({**sources, **untracked}, file)[1])
 
 
 def _followed(sources: Mapping[str, bytes], file: str) -> tuple[dict[str, str], set[str]]:

@@ -45,16 +45,12 @@ def _lines(text: str) -> str:
 Note = Annotated[str, StringConstraints(min_length=1, max_length=4000), AfterValidator(_lines)]
 
 
-def _is_none(timeout: Any) -> str:
-    return NO_TIMEOUT if timeout == NO_TIMEOUT else "seconds"
-
-
 NO_TIMEOUT: Literal["none"] = "none"
 """The timeout of a job without a time limit. In requests null means the default, since clients send null for fields
 that their users left out."""
 Timeout = Annotated[
     Annotated[Literal["none"], Tag(NO_TIMEOUT)] | Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S), Tag("seconds")],
-    Discriminator(_is_none),
+    Discriminator(lambda timeout: NO_TIMEOUT if timeout == NO_TIMEOUT else "seconds"),
 ]
 
 

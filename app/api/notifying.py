@@ -105,16 +105,13 @@ class Notifier:
             return  # nothing could be signed; another server of the database may have the secret
         while True:
             try:
-                await self._deliver_due(self._secret)
+                while due := await run_sync(self._webhooks.begin):
+                    await asyncio.gather(*(self._deliver(one, self._secret) for one in due))
             except STORE_UNAVAILABLE as error:
                 logger.warning("webhook delivery postponed: %s", error)
             except Exception:  # no error may end the deliveries
                 logger.exception("webhooks cannot be delivered now; they will be tried again")
             await asyncio.sleep(POLL_S)
-
-    async def _deliver_due(self, secret: str) -> None:
-        while due := await run_sync(self._webhooks.begin):
-            await asyncio.gather(*(self._deliver(one, secret) for one in due))
 
     async def _deliver(self, delivery: Delivery, secret: str) -> None:
         error, again = None, True

@@ -87,10 +87,6 @@ def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
     }
 
 
-def _header() -> dict[str, str]:
-    return {REQUEST_ID: found} if (found := request_id()) is not None else {}
-
-
 def _of_request() -> dict[str, str]:
     found = request_id()
     return {} if found is None else {"request_id": found}
@@ -155,4 +151,5 @@ def install(app: FastAPI, error_page: ErrorPage) -> None:
         # The server logs the traceback; the client must not see it.
         unforeseen = FlopwatchError("An error that we did not foresee; the server's log says more.")
         # After an error uvicorn ends the connection, whatever a client may have sent on it meanwhile: say so.
-        return answer(request, problem(unforeseen, request.url.path), {"Connection": "close", **_header()})
+        headers = {"Connection": "close"} | ({} if (found := request_id()) is None else {REQUEST_ID: found})
+        return answer(request, problem(unforeseen, request.url.path), headers)

@@ -1,6 +1,6 @@
 """/queue: the places of jobs in the queue; pauses kinds of jobs, or all of them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
@@ -30,13 +30,9 @@ def _known(kind: str) -> str:
 Kind = Annotated[str, Field(json_schema_extra={"enum": [*KINDS]}), AfterValidator(_known)]
 
 
-def _is_all(kinds: Any) -> str:
-    return "all" if kinds == ALL else "list"
-
-
 Kinds = Annotated[
     Annotated[Literal["all"], Tag("all")] | Annotated[list[Kind], Field(max_length=1000), Tag("list")],
-    Discriminator(_is_all),
+    Discriminator(lambda kinds: "all" if kinds == ALL else "list"),
 ]
 
 

@@ -100,7 +100,7 @@ class ChoiceQuery(StrictQuery):
 
     def choice(self) -> results.JobChoice:
         return results.JobChoice(
-            kind=one_or_all(self.kind),
+            kind=self.kind[0] if len(self.kind) == 1 else self.kind or None,  # several may share the table
             sweep=self.sweep,
             jobs=self.job,
             labels=self.label,  # type: ignore[arg-type]  # pairs, once validated
@@ -173,11 +173,6 @@ async def get_table(services: CurrentServices, request: Request, query: Annotate
         return written(query.styled(sheet), query.format, base_url=links_to)
 
     return await run_sync(make, limiter=services.tables)
-
-
-def one_or_all(names: list[str]) -> str | list[str] | None:
-    """Return a single name as a string; a list would mean that several kinds may share the table."""
-    return names[0] if len(names) == 1 else names or None
 
 
 def written(sheet: results.Sheet, format_: Format, *, base_url: str | None = None) -> Response:

@@ -139,13 +139,11 @@ class Row:
         """Return how many processes each side needs to find a difference of so many percent."""
         if self.estimate is None:
             return None
-        of = [self.estimate, *(self._by(name) for name in self._hiding(percent / 100))]
+        # Also by the witnesses without which the test would be conclusive.
+        hiding = self.may_lose(percent / 100) if self.is_tested and self.finding == "inconclusive" else []
+        of = [self.estimate, *map(self._by, hiding)]
         needed = [inference.replicates_for(percent / 100, its.distances, self.alpha) for its in of]
         return None if None in needed else max(number for number in needed if number is not None)
-
-    def _hiding(self, limit: float) -> list[str]:
-        """Return the witnesses without which a test would be conclusive."""
-        return self.may_lose(limit) if self.is_tested and self.finding == "inconclusive" else []
 
     def _by(self, name: str) -> Estimate:
         """Return the estimate by a witness, with its distances."""
@@ -404,7 +402,10 @@ class Row:
                 return "no_difference" if self.is_tested else "within_margin"
             return self._which() if self.is_tested else "differs"
         too_few = min(len(self.baseline), len(self.candidate)) < FEWEST
-        if too_few or self.unequal is not None or self._is_drift(self.estimate) or self._is_reversed():
+        if too_few or self.unequal is not None or self._is_drift(self.estimate):
+            return "inconclusive"
+        own = _side_of_one(self.estimate)
+        if any(own * _side_of_one(story) < 0 for _, story in self.stories):  # some steps are faster, others slower
             return "inconclusive"
         if self._is_same():  # 0 has no ratio
             return "no_difference" if self.is_tested else "within_margin"
@@ -437,11 +438,6 @@ class Row:
 
     def _is_same(self) -> bool:
         return len({*self.baseline, *self.candidate}) == 1
-
-    def _is_reversed(self) -> bool:
-        """Return True if a witness has the opposite sign: some steps are faster, others slower."""
-        own = _side_of_one(self.estimate or NOTHING)
-        return any(own * _side_of_one(story) < 0 for _, story in self.stories)
 
 
 def _side_of_one(estimate: Estimate) -> int:
@@ -714,7 +710,9 @@ def _gate(
         return answer("not_comparable", sentence)
     judged = [(row, _gate_outcome(row, fail_above_percent / 100)) for row in rows]
     if unconfirmed is not None:
-        judged = [(row, _unconfirmed(row) if its == "slower" else its) for row, its in judged]
+        for at, (row, its) in enumerate(judged):  # the host changes neither memory nor what formulas give
+            if its == "slower" and not (row.is_computed or is_size(row.metric, row.unit)):
+                judged[at] = row, "not_confirmed"
     for outcome in ("wrong", "slower", "invalid", "missing", "not_confirmed", "inconclusive"):
         matching = [row for row, its in judged if its == outcome]
         if matching:
@@ -731,12 +729,6 @@ def _gate(
     if any(row.finding == "inconclusive" for row in rows):  # too little is known to say more
         return answer("passed", f"{passed}; {', '.join(metrics)}; {rows[0].processes}")
     return answer("passed", f"{passed}; {sentence}")
-
-
-def _unconfirmed(row: Row) -> GateOutcome:
-    """Return the outcome of a row that is slower, of sides that were not measured in turns."""
-    # The host changes neither memory nor what formulas give.
-    return "slower" if row.is_computed or is_size(row.metric, row.unit) else "not_confirmed"
 
 
 def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:

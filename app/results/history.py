@@ -1,6 +1,6 @@
 """One metric of one case over all jobs that measured it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.errors import InvalidRequest, NotFound
@@ -107,7 +107,8 @@ def history(
         key, coordinates = _the_case(snapshot, choice)
         known = {column_name(*pair): pair for pair in stored.metrics(snapshot, key)}
         name = metric or _main_metric(list(known), stored.kind(snapshot, key))
-        _check_metric(name, known, key)
+        if name not in known:
+            raise InvalidRequest.at("/metric", f"Case {key} has no metric {name!r}; it has {', '.join(known)}.")
         rows, is_cut = stored.rows(snapshot, key, known[name], device, limit)
         jobs = stored.jobs(snapshot, list({row.job_id for row in rows}))
         rows = [row for row in rows if row.job_id in jobs and row.attempt == jobs[row.job_id].recorded]
@@ -177,11 +178,6 @@ def _main_metric(known: Sequence[str], kind: str) -> str:
     main = headline([name for name in columns if name in known]) or headline(known)
     assert main is not None, "a case has at least one measurement"
     return main
-
-
-def _check_metric(name: str, known: Collection[str], key: str) -> None:
-    if name not in known:
-        raise InvalidRequest.at("/metric", f"Case {key} has no metric {name!r}; it has {', '.join(known)}.")
 
 
 def _kind(job: HistoricJob, side: str | None) -> str:

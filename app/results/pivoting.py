@@ -243,7 +243,9 @@ def _sheet(
         fixed = [name for name in coordinates if name in (rows or table_rows_of(cases))]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
     if layout.best:
-        _mark_best(sheet, cases, layout.pivot)
+        # Along each column or, unless the pivot is a size, along each row of a pivot.
+        values = (case.show(layout.pivot) for case in cases) if layout.pivot else ()
+        mark_best(sheet, along_rows=layout.pivot is not None and not is_size(layout.pivot, values))
     sheet = part(sheet)
     lines = [line for of_row in sheet.sources for line in of_row]
     cases = [line.case for line in lines if line.case is not None]
@@ -271,12 +273,6 @@ def _related(
         return Related()
     varying = [name for name in dict.fromkeys([*table_rows_of(cases), *known_of(cases)]) if varies(cases, name)]
     return relate(lines, layout.relative_to, metrics, units, varying)
-
-
-def _mark_best(sheet: Sheet, cases: Sequence[CaseOfJob], pivot: str | None) -> None:
-    """Mark the best value along each column or, unless the pivot is a size, along each row of a pivot."""
-    values = (case.show(pivot) for case in cases) if pivot else ()
-    mark_best(sheet, along_rows=pivot is not None and not is_size(pivot, values))
 
 
 def _lines(cases: Sequence[CaseOfJob], metrics: Sequence[str], layout: Layout, why: Reasons) -> list[Line]:

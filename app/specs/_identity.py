@@ -46,11 +46,8 @@ class Case:
         kept = {
             name: value
             for name, value in self.identity.items()
-            if value is not None and not (name in self.added and _same(self.added[name], value))
+            if value is not None
+            # In Python 1 equals True; in JSON it does not.
+            and not (name in self.added and json.dumps(self.added[name]) == json.dumps(value))
         }
         return json.dumps([self.kind, kept], sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _same(one: Scalar, other: Scalar) -> bool:
-    # In Python 1 equals True; in JSON it does not.
-    return json.dumps(one) == json.dumps(other)

@@ -144,7 +144,8 @@ async def of_job(
     def make() -> Response:
         own = results_of(services, job_id)
         plots, whose = plots_of_job(services, own, query), f"Job {job_id}"
-        return _answer(request, query, _named(plots, name, whose), caption_of_job(own.job), f"job-{job_id}")
+        caption = _caption([f"{whose} ({own.job['kind']})", case_text(own.job["summary"] or {})], [own.job])
+        return _answer(request, query, _named(plots, name, whose), caption, f"job-{job_id}")
 
     query.check(name)
     return await run_sync(make, limiter=services.tables)
@@ -327,13 +328,8 @@ def _answer(request: Request, query: PictureQuery, plot: Plot, caption: str, of:
     return whole_file(request, name, **shown)
 
 
-def caption_of_job(job: Mapping[str, Any]) -> str:
-    """Say where the numbers come from: job, kind, case, verdict, device."""
-    return _caption([f"Job {job['id']} ({job['kind']})", case_text(job["summary"] or {})], [job])
-
-
 def _caption(words: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> str:
-    devices = [flat_environment(job).get("device.name") for job in jobs if job["environment"]]
+    devices = [flat(job["environment"]).get("device.name") for job in jobs if job["environment"]]
     verdicts = {name: sum((job["validity"] or {}).get("verdict") == name for job in jobs) for name in VERDICTS[1:]}
     doubts = [f"{count} of {len(jobs)} jobs {name}" for name, count in verdicts.items() if count]
     if len(jobs) == 1 and doubts:
@@ -343,10 +339,6 @@ def _caption(words: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> str:
     states = [f"{count} of {len(jobs)} jobs {state}" if len(jobs) > 1 else state for state, count in counts.items()]
     named = dict.fromkeys(str(device) for device in devices if device)
     return "; ".join(filter(None, [*words, *named, *doubts, *states])) + "."
-
-
-def flat_environment(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    return flat(job["environment"] or {})
 
 
 def _jobs(ids: Sequence[int]) -> str:

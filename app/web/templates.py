@@ -60,7 +60,7 @@ def _templates() -> Jinja2Templates:
         "ran": ran,
         "duration": duration,
         "rough_duration": rough_duration,
-        "moment": moment_or_dash,
+        "moment": lambda time: moment(time) or NOTHING,
         "pretty": pretty,
         "plain": plain,
         "commands": commands,
@@ -108,11 +108,6 @@ def asset(name: str) -> str:
     """Return the address of a static file, which changes with its content, so that browsers may keep it for ever."""
     digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()
     return f"/static/{name}?v={digest[:12]}"
-
-
-def moment_or_dash(time: str | None) -> str:
-    """Write a time of the server to the second, in UTC; "–" if there is none."""
-    return moment(time) or NOTHING
 
 
 def ago(time: str) -> str:

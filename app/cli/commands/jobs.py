@@ -352,7 +352,8 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting) -> 
         echo()
         echo_line(counts_text(made["counts"]))
         print_searches(made)
-    if wait and not _all_well(made):
+    is_searched = all(search["state"] == "done" for search in made["searches"] or [])
+    if wait and not (sum(made["counts"].values()) == made["counts"]["succeeded"] and is_searched):
         raise typer.Exit(1)
     if wait:
         jobs = server.list_jobs(sweep=made["id"], limit=sum(made["counts"].values()))
@@ -364,11 +365,6 @@ def _to_try(fit: Mapping[str, Any]) -> str:
     """Write what a search tries: "batch_size 4, 8 … up to 65536, then between what fits and what does not"."""
     first = dict.fromkeys(min(fit["start"] * factor, fit["upto"]) for factor in (1, 2))
     return f"{fit['axis']} {', '.join(map(str, first))} … up to {fit['upto']}, then between what fits and what does not"
-
-
-def _all_well(sweep: dict[str, Any]) -> bool:
-    counts, searches = sweep["counts"], sweep["searches"] or []
-    return sum(counts.values()) == counts["succeeded"] and all(search["state"] == "done" for search in searches)
 
 
 @command
@@ -587,10 +583,7 @@ def retry(
         echo(f"sweep {sweep_id}: {counts_text(counts)}")
         return
 
-    def retry_one(job_id: int) -> str:
-        return f"queued for attempt {server.retry(job_id)['attempt'] + 1}"
-
-    _each(job_ids or [], retry_one)
+    _each(job_ids or [], lambda job_id: f"queued for attempt {server.retry(job_id)['attempt'] + 1}")
 
 
 def _chosen(job_ids: list[int] | None, state: str | None, filters: Filters) -> JobFilter | None:

@@ -141,9 +141,10 @@ def table(server: Flopwatch, *, chosen: TableChoice) -> None:
         "relative_to": parse_pairs(chosen.relative_to or []) or None,
         **{flag: True for flag in ("best", "separate", "links") if getattr(chosen, flag)},
     }
+    ranges = (one if {"*", "?"} & {*one} else f"*{one}*" for one in chosen.in_range or [])
     both: dict[str, Any] = {
         "columns": chosen.columns and [chosen.columns],  # the server parts names at commas
-        "where": values_of([*(chosen.where or []), *(f"range={_anywhere(one)}" for one in chosen.in_range or [])]),
+        "where": values_of([*(chosen.where or []), *(f"range={one}" for one in ranges)]),
         "rename": parse_pairs(chosen.rename or []) or None,
     }
     both |= {"sort": chosen.sort, "limit": chosen.limit, "caption": chosen.caption, "latex_label": chosen.latex_label}
@@ -172,11 +173,6 @@ def _own_table(
         return server.job_table_text((job or [0])[0], name, format_, **own)
     own["limit_per_job"] = own.pop("limit")
     return server.sweep_table_text(sweep[0], name, format_, **own)
-
-
-def _anywhere(part: str) -> str:
-    """Return the pattern of texts that contain a part; a pattern stays."""
-    return part if "*" in part or "?" in part else f"*{part}*"
 
 
 def values_of(words: Sequence[str] | None) -> dict[str, list[str]] | None:

@@ -61,7 +61,8 @@ def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
     best: tuple[int, str] | None = None
     for line in lines:
         _device, point, kind, *_ = line.split(" ")
-        mount = Path(_unescape(point))
+        # The kernel writes blanks, tabs, newlines and backslashes as three octal digits.
+        mount = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point))
         if resolved.is_relative_to(mount) and (best is None or len(mount.parts) >= best[0]):
             best = (len(mount.parts), kind)
     return best[1] if best else None
@@ -75,8 +76,3 @@ def refuse_network_file_system(path: Path, mount_table: Path = MOUNT_TABLE) -> N
             f"{path} is on a network file system ({kind}), where SQLite's locks do not hold: "
             "set FLOPWATCH_DATA_DIR to a folder on a local disk."
         )
-
-
-def _unescape(point: str) -> str:
-    # The kernel writes blanks, tabs, newlines and backslashes as three octal digits.
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)

@@ -115,7 +115,10 @@ def _submit_next_job(
     tried: Mapping[frozenset[tuple[str, int]], Sequence[TriedValue]],
 ) -> tuple[bool, str | None]:
     """Submit a search's next job; returns whether it did, and the reason if it could not."""
-    value = _next_value(fit, tried.get(sweeps.point_key(point.choice), ()))
+    trials = tried.get(sweeps.point_key(point.choice), ())
+    if any(trial.outcome not in (FITS, TOO_LARGE) for trial in trials):  # a job waits or runs, or has left it open
+        return False, None
+    value = fit.next_value(*_fitting_and_too_large(trials))
     if value is None:
         return False, None
     try:
@@ -128,13 +131,6 @@ def _submit_next_job(
     except Conflict as gone:
         return False, f"{fit.axis} {value} has no job: {gone.detail}"
     return True, None
-
-
-def _next_value(fit: Fit, tried: Sequence[TriedValue]) -> int | None:
-    """Return the value to try next; None at the end, while a job waits or runs, and if one has left it open."""
-    if any(trial.outcome not in (FITS, TOO_LARGE) for trial in tried):
-        return None
-    return fit.next_value(*_fitting_and_too_large(tried))
 
 
 def _fitting_and_too_large(tried: Sequence[TriedValue]) -> tuple[list[int], list[int]]:

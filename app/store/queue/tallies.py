@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from app.store import tables
 
@@ -15,7 +15,7 @@ BOUNDS_S = (1, 10, 60, 300, 900, 3600, 14_400, 86_400)
 BOUNDS = (*map(str, BOUNDS_S), "+Inf")
 """The upper bounds of a histogram's buckets; changing them would need a migration."""
 
-_tally, _job = tables.tally.c, tables.job.c
+_tally = tables.tally.c
 _ADD = (
     update(tables.tally)
     .where(
@@ -38,12 +38,6 @@ def observe(connection: Connection, name: Observed, kind: str, outcome: str, sec
     bound = next((str(bound) for bound in BOUNDS_S if seconds <= bound), "+Inf")
     add(connection, f"{name}_le_{bound}", kind, outcome)
     add(connection, f"{name}_ms", kind, outcome, round(seconds * 1000))
-
-
-def add_outcomes(connection: Connection, which: ColumnElement[bool], outcome: str) -> None:
-    """Count one outcome for every job that matches `which`."""
-    for kind, number in connection.execute(select(_job.kind, func.count()).where(which).group_by(_job.kind)).all():
-        add(connection, "outcomes", kind, outcome, number)
 
 
 def outcome_of(state: str, error: Mapping[str, Any] | None) -> str:

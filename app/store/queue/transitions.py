@@ -17,6 +17,7 @@ A claim carries (job, attempt, token). Every transaction in which a worker write
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -712,8 +713,10 @@ def _cancel_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
         ended: dict[str, Any] = {"state": "cancelled", "error": error}
         sweeps.record_events(connection, queued, "state", {"state": "cancelled"}, now)
         sweeps.record_events(connection, queued, "done", ended, now)
-        tallies.add_outcomes(connection, queued, "cancelled")
-        for job in connection.execute(select(_job.id, _job.attempt, _job.kind).where(queued)):
+        jobs = connection.execute(select(_job.id, _job.attempt, _job.kind).where(queued)).all()
+        for kind, number in Counter(job.kind for job in jobs).items():
+            tallies.add(connection, "outcomes", kind, "cancelled", number)
+        for job in jobs:
             ends.note(connection, ends.Ended(job.id, job.attempt, job.kind, **ended, ran_s=None))
         values = {**ended, "finished_at": now, "waiting_reason": None, **changed}
         connection.execute(update(tables.job).where(queued).values(**values))

@@ -67,15 +67,12 @@ def cases_of_job(snapshot: Snapshot, job_id: int) -> dict[str, Mapping[str, Any]
     return dict(map(tuple, snapshot.execute(cases.where(_measurement.id.in_(first.group_by(_measurement.case_key))))))
 
 
-def _kind_of_sides(kind: str, spec: Mapping[str, Any]) -> str:
-    return str(next((side["kind"] for side in spec.values() if isinstance(side, Mapping) and "kind" in side), kind))
-
-
 def kind(snapshot: Snapshot, key: str) -> str:
     """Return the kind of a job that measured the case; of a comparison, that of its sides."""
     job_id = snapshot.execute(_any_of(key, _measurement.job_id)).scalar_one()
     job = snapshot.execute(select(tables.job.c.kind, tables.job.c.spec).where(tables.job.c.id == job_id)).one()
-    return _kind_of_sides(job.kind, job.spec)
+    sides = (side["kind"] for side in job.spec.values() if isinstance(side, Mapping) and "kind" in side)
+    return str(next(sides, job.kind))
 
 
 def _any_of(key: str, column: Any) -> Any:

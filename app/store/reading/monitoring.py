@@ -99,9 +99,9 @@ def _devices(connection: Connection) -> list[tuple[str, str, int, int]]:
             _, gpus, jobs = found.setdefault(row.hostname, (row.id, set(), []))  # workers of one host share its devices
             gpus.update(one.get("uuid") or place for place, one in enumerate(devices) if one.get("type") == "cuda")
             jobs += running.get(row.id, [])
-    return [(worker, host, *_of_host(max(len(gpus), 1), jobs)) for host, (worker, gpus, jobs) in found.items()]
-
-
-def _of_host(total: int, jobs: Sequence[RowMapping]) -> tuple[int, int]:
-    takes_all = any(job["device_type"] == "cpu" or job["exclusive_host"] for job in jobs)
-    return total, min(total, total if takes_all else sum(map(number_of_devices, jobs)))
+    hosts = []
+    for host, (worker, gpus, jobs) in found.items():
+        total = max(len(gpus), 1)
+        takes_all = any(job["device_type"] == "cpu" or job["exclusive_host"] for job in jobs)
+        hosts.append((worker, host, total, total if takes_all else min(total, sum(map(number_of_devices, jobs)))))
+    return hosts
