@@ -92,6 +92,7 @@ MAX_TIMEOUT_S = 30 * 86_400.0
 
 # The environment separates them by commas or blanks.
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)]
 Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 
@@ -103,106 +104,48 @@ SECRETS = ("FLOPWATCH_API_TOKEN", "FLOPWATCH_NOTIFY_SECRET")
 
 
 class Settings(BaseSettings):
-    """One process's settings; every field is an environment variable with the prefix FLOPWATCH_."""
+    """One process's settings; every field is an environment variable with the prefix FLOPWATCH_. docs/settings.md says
+    what each is for."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
-    data_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
-        default_factory=defaults.data_dir,
-        description="Folder of the database, artifacts and scratch files. On a local disk.",
+    data_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(default_factory=defaults.data_dir)
+    database_url: str | None = None
+    artifacts_url: Annotated[str, AfterValidator(_is_a_store)] | None = None
+    host: str = defaults.HOST
+    port: int = Field(default=defaults.PORT, ge=0, le=65535)
+    allowed_hosts: Names = ()
+    api_token: Annotated[SecretStr, AfterValidator(_is_a_token)] | None = None
+    trusted_proxies: Networks | None = None
+    """None: FORWARDED_ALLOW_IPS, or 127.0.0.1."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    max_queued_jobs: int | None = Field(default=None, ge=1)
+    max_running_devices: int | None = Field(default=None, ge=1)
+    max_priority: Annotated[tuple[tuple[Scope, int], ...], NoDecode, BeforeValidator(_ceilings)] = (
+        ("submit", 0),
+        ("code", 0),
     )
-    database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite in the data folder.")
-    artifacts_url: Annotated[str, AfterValidator(_is_a_store)] | None = Field(
-        default=None,
-        description="Where files are: a folder, s3://bucket/prefix, gs://… or az://…; by default in the data folder.",
-    )
-    host: str = Field(default=defaults.HOST, description="Address that the server listens on.")
-    port: int = Field(
-        default=defaults.PORT, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one."
-    )
-    allowed_hosts: Names = Field(
-        default=(), description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421)."
-    )
-    api_token: Annotated[SecretStr, AfterValidator(_is_a_token)] | None = Field(
-        default=None,
-        description="A token with the scope admin; with it, or with tokens made, every route asks for one.",
-    )
-    trusted_proxies: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)] | None = Field(
-        default=None,
-        description="Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses and networks; unset: "
-        "FORWARDED_ALLOW_IPS, or 127.0.0.1; empty: none.",
-    )
-    requests_per_minute: int | None = Field(
-        default=None, ge=1, description="Most requests of one token or, without one, address; unset: no limit."
-    )
-    max_queued_jobs: int | None = Field(
-        default=None, ge=1, description="Most queued jobs of one submitter; unset: no limit."
-    )
-    max_running_devices: int | None = Field(
-        default=None, ge=1, description="Most devices that the running jobs of one user hold; unset: no limit."
-    )
-    max_priority: Annotated[tuple[tuple[Scope, int], ...], NoDecode, BeforeValidator(_ceilings)] = Field(
-        default=(("submit", 0), ("code", 0)),
-        description="Highest priority that tokens of a scope give jobs, submit=0,code=10; none: no limit.",
-    )
-    fair_share_half_life_h: float = Field(
-        default=1.0, gt=0, le=8760, description="Hours after which used device time counts half for whose job is next."
-    )
-    insecure: bool = Field(
-        default=False, description="Serve other hosts even without a token: whoever reaches the port runs jobs."
-    )
-    lease_s: float = Field(
-        default=30.0, gt=0, le=86_400, description="A worker silent for this many seconds loses its jobs."
-    )
-    busy_timeout_s: float = Field(
-        default=5.0, gt=0, le=600, description="How long a write waits for the database before 503, seconds."
-    )
+    fair_share_half_life_h: float = Field(default=1.0, gt=0, le=8760)
+    insecure: bool = False
+    lease_s: float = Field(default=30.0, gt=0, le=86_400)
+    busy_timeout_s: float = Field(default=5.0, gt=0, le=600)
     default_timeout_s: Annotated[float | None, BeforeValidator(_no_limit)] = Field(
-        default=3600.0,
-        gt=0,
-        le=MAX_TIMEOUT_S,
-        description="timeout_s of jobs that are submitted without one, seconds; none: no limit.",
+        default=3600.0, gt=0, le=MAX_TIMEOUT_S
     )
-    max_timeout_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=MAX_TIMEOUT_S,
-        description="Longest timeout_s of a job, seconds; unset: 30 days, or none.",
-    )
-    max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body, bytes.")
-    max_connections: int = Field(
-        default=2000, ge=16, le=1_000_000, description="Connections that the server keeps open, as its files allow."
-    )
-    request_timeout_s: float = Field(
-        default=30.0, gt=0, le=3600, description="A request that has not arrived whole by then ends its connection."
-    )
-    grace_s: float = Field(
-        default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
-    )
-    keep_events_days: Days = Field(
-        default=7.0, description="Days after a job's end for which its progress and log events are kept."
-    )
-    keep_jobs_days: Days | None = Field(
-        default=None, description="Days after which finished jobs go with their results; unset: never."
-    )
-    max_artifact_bytes: int = Field(
-        default=16 << 30, ge=1024, description="Most bytes of one job's artifacts together, and so of each."
-    )
-    allow_code: bool = Field(
-        default=False, description="A worker runs code that users upload: whoever reaches the server runs code here."
-    )
-    perfetto_url: Annotated[str, AfterValidator(_is_a_site)] = Field(
-        default="https://ui.perfetto.dev",
-        description="Perfetto's address, which a job's page opens on a click, and hands the trace; empty: no button.",
-    )
-    notify_secret: Annotated[SecretStr, AfterValidator(_is_a_secret)] | None = Field(
-        default=None, description="Key that signs notifications, whsec_…; unset: a notify_url is refused."
-    )
-    notify_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)] = Field(
-        default=(), description="Networks that are not public and may be notified all the same."
-    )
-    log_format: LogFormat = Field(default="console", description="How server and workers write their log.")
-    log_level: LogLevel = Field(default="INFO", description="What a worker logs; a server logs warnings and worse.")
+    max_timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
+    max_body_bytes: int = Field(default=1 << 20, ge=1024)
+    max_connections: int = Field(default=2000, ge=16, le=1_000_000)
+    request_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    grace_s: float = Field(default=10.0, ge=0, le=3600)
+    keep_events_days: Days = 7.0
+    keep_jobs_days: Days | None = None
+    max_artifact_bytes: int = Field(default=16 << 30, ge=1024)
+    allow_code: bool = False
+    perfetto_url: Annotated[str, AfterValidator(_is_a_site)] = "https://ui.perfetto.dev"
+    notify_secret: Annotated[SecretStr, AfterValidator(_is_a_secret)] | None = None
+    notify_networks: Networks = ()
+    log_format: LogFormat = "console"
+    log_level: LogLevel = "INFO"
 
     @classmethod
     def from_environment(cls, **settings: Any) -> Self:

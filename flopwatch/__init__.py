@@ -49,7 +49,8 @@ def __getattr__(name: str) -> Any:
     if name in packages.PUBLIC:
         return importlib.import_module(f"flopwatch.{name}")
     if name in __all__:
-        return getattr(importlib.import_module("flopwatch.client"), name)
+        where = "client" if name in ("Flopwatch", "JobFailed") else "connection"
+        return getattr(importlib.import_module(f"flopwatch.{where}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

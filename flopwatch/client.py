@@ -45,11 +45,8 @@ from flopwatch.connection import (
     Event,
     InvalidArgument,
     Job,
-    Refused,
     Submitted,
-    Unreachable,
     WaitTimeout,
-    WrongField,
     deadline_of,
     problem_text,
 )
@@ -82,35 +79,6 @@ from flopwatch.text.values import value_text
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "Answer",
-    "ClientError",
-    "ComparisonText",
-    "Description",
-    "DownloadFailed",
-    "Event",
-    "Flopwatch",
-    "InvalidArgument",
-    "Job",
-    "JobFailed",
-    "JobFilter",
-    "OwnCodeOptions",
-    "PlotOptions",
-    "Question",
-    "Refused",
-    "RowOptions",
-    "Show",
-    "SubmissionOptions",
-    "Submitted",
-    "TableOptions",
-    "Thing",
-    "Unreachable",
-    "WaitTimeout",
-    "WrongField",
-    "progress_bar",
-]
-
 
 POLL_S = 0.5
 BULK_TIMEOUT_S = 3600.0

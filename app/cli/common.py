@@ -191,7 +191,7 @@ DataDir = Annotated[
 
 @dataclass(frozen=True)
 class OwnCodeOptions:
-    """Options that name code of the user's own; those of `flopwatch.client.OwnCodeOptions`."""
+    """Options that name code of the user's own; those of `flopwatch.queries.OwnCodeOptions`."""
 
     implementation: Annotated[
         str | None,

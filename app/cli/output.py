@@ -9,8 +9,9 @@ from typing import Any
 
 from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
 from app.states import FIRST_IN_QUEUE
-from flopwatch.client import Flopwatch, Show, progress_bar
+from flopwatch.client import Flopwatch
 from flopwatch.connection import ClientError, problem_text
+from flopwatch.progress import Show, progress_bar
 from flopwatch.text.cases import case_text
 from flopwatch.text.markdown_tables import cut
 from flopwatch.text.numbers import NOTHING, number

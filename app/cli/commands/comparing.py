@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flopwatch import Flopwatch
-    from flopwatch.client import ComparisonText, Show
+    from flopwatch.client import ComparisonText
+    from flopwatch.progress import Show
 
 EXIT_CODES = {
     "passed": 0,

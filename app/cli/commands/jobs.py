@@ -42,8 +42,7 @@ from app.cli.terminal import echo, echo_line, echo_table, first_of, raw
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
-    from flopwatch.client import JobFilter
-    from flopwatch.queries import Description
+    from flopwatch.queries import Description, JobFilter
 
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
@@ -110,7 +109,7 @@ class Queued(Described):
 
 @dataclass(frozen=True)
 class Submission(Queued):
-    """All options of a submission; those of `flopwatch.client.SubmissionOptions`."""
+    """All options of a submission; those of `flopwatch.queries.SubmissionOptions`."""
 
     max_attempts: Annotated[int, typer.Option(help="Maximum number of starts if workers are lost.")] = 2
     notify_url: Annotated[

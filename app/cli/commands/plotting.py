@@ -16,7 +16,7 @@ from app.cli.terminal import echo, echo_bytes
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
-    from flopwatch.client import PlotOptions
+    from flopwatch.queries import PlotOptions
 
 PlotFormat = enum.StrEnum("PlotFormat", {name: name for name in ("svg", "png", "pdf", "html", "json")})  # type: ignore[misc]
 Words = Annotated[

@@ -112,7 +112,6 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
                 "hovertemplate": "%{y:.4g} MiB<br>%{customdata}<extra>total</extra>",
             }
         )
-    line = {"color": "var(--quiet)", "width": 1, "dash": "dot"}
     stretches = [
         (key, [row["entry"] for row in group])
         for key, group in groupby(rows, key=lambda row: (row["step"], row["phase"]))
@@ -125,10 +124,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
             "hovermode": "x unified",
             "xaxis": {"title": {"text": "Entry of the history"}, "showgrid": False},
             "yaxis": {"title": {"text": "Memory (MiB)"}, "rangemode": "tozero"},
-            "shapes": [
-                {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
-                for _, (at, *_) in stretches[1:]
-            ],
+            "shapes": [boundary(stretch[0]) for _, stretch in stretches[1:]],
             "annotations": [
                 label(phase, stretch[0]) for (_, phase), stretch in stretches if is_wide(phase, stretch, entries)
             ],
@@ -138,6 +134,12 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         "table": {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]},
         "empty": "The history is empty.",
     }
+
+
+def boundary(entry: Any) -> dict[str, Any]:
+    """Return the line where a phase begins."""
+    line = {"color": "var(--quiet)", "width": 1, "dash": "dot"}
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": entry, "x1": entry, "y0": 0, "y1": 1, "line": line}
 
 
 def is_wide(phase: Any, stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
