@@ -335,7 +335,9 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting) -> 
             what = f"searches by {total} {'job' if total == 1 else 'jobs'} at a time, {_to_try(fit)}"
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}", err=wait)
     if not wait:
-        _say_what_waits(server, made["id"])
+        queued = server.list_jobs(state="queued", sweep=made["id"], limit=MAX_LOOKED_AT)
+        for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
+            echo_line(f"{f'{count} jobs wait' if count > 1 else '1 job waits'}: {reason}", err=True)
     else:
         with (
             _going_on_when_interrupted(
@@ -501,13 +503,9 @@ def logs(
         if not follow or server.job(job_id)["finished_at"]:
             echo(server.logs(job_id, attempt=attempt), nl=False)
             return
-        _follow(server, job_id)
-
-
-def _follow(server: Flopwatch, job_id: int) -> None:
-    for event in server.events(job_id):
-        if event.type == "log":
-            echo(event.data["text"], nl=False)
+        for event in server.events(job_id):
+            if event.type == "log":
+                echo(event.data["text"], nl=False)
 
 
 @command
@@ -606,14 +604,6 @@ def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
             echo(f"error: job {job_id}: {error}", err=True)
     if refused:
         raise typer.Exit(1)
-
-
-def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
-    """Print why jobs of a sweep cannot start, each reason once."""
-    queued = server.list_jobs(state="queued", sweep=sweep_id, limit=MAX_LOOKED_AT)
-    for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
-        many = f"{count} jobs wait" if count > 1 else "1 job waits"
-        echo_line(f"{many}: {reason}", err=True)
 
 
 def _tell_without_effect(idle: Sequence[str] | None, spec: Mapping[str, Any]) -> None:

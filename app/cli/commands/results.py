@@ -160,7 +160,10 @@ def table(server: Flopwatch, *, chosen: TableChoice) -> None:
     text = server.table_text(written, sweep=chosen.sweep, job=chosen.job, **of_measurements, **both)
     print_table(text, chosen.output_format)
     if chosen.output_format.value == "csv":  # the only format that cannot say it
-        _warn_of_unfinished(server, chosen.sweep or [])
+        for sweep in chosen.sweep or []:
+            counts = server.get(f"/sweeps/{sweep}")["counts"]
+            if unfinished := [f"{counts[state]} {state}" for state in ("queued", "running") if counts[state]]:
+                echo(f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}", err=True)
 
 
 def _own_table(
@@ -181,13 +184,6 @@ def values_of(words: Sequence[str] | None) -> dict[str, list[str]] | None:
     for name, value in map(split_pair, words or []):
         values.setdefault(name, []).append(value)
     return values or None
-
-
-def _warn_of_unfinished(server: Flopwatch, sweeps: Sequence[int]) -> None:
-    for sweep in sweeps:
-        counts = server.get(f"/sweeps/{sweep}")["counts"]
-        if unfinished := [f"{counts[state]} {state}" for state in ("queued", "running") if counts[state]]:
-            echo(f"jobs of sweep {sweep} that the table lacks: {', '.join(unfinished)}", err=True)
 
 
 def format_of(chosen: TableFormat) -> Format:

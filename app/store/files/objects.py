@@ -260,15 +260,12 @@ class ObjectFiles(OwnedFiles):
         age = timedelta(seconds=older_than_s)
         removed = self._remove(_removable(utc_now() - age), database)
         if self._clock() >= self._list_after and self.may_remove(database):
-            self._remove_strays(database, self._now() - age)
+            # An object's row is there before it: these arrived after the row's removal.
+            for strays in self._strays(database, self._now() - age):
+                logger.info("%d objects without a row are deleted", len(strays))
+                self._delete(strays)
             self._list_after = self._clock() + LIST_EVERY_S
         return sorted(removed)
-
-    def _remove_strays(self, database: Database, before: datetime) -> None:
-        """Delete the objects without a row: their rows were there before, so these arrived after their removal."""
-        for strays in self._strays(database, before):
-            logger.info("%d objects without a row are deleted", len(strays))
-            self._delete(strays)
 
     def _strays(self, database: Database, before: datetime | None = None) -> Iterator[list[str]]:
         """Yield the objects without a row, some at a time; those from before a time of the store's clock."""

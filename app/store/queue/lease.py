@@ -69,8 +69,11 @@ class Watcher:
         Raises one of STORE_UNAVAILABLE if the watcher could not commit: then nobody else could, and no worker counts as
         silent.
         """
-        span_s = self._span()
         probed_at = self._clock()
+        # A counter that did not change has stood still at least from the end of the last look to the start of this one.
+        # If the watcher itself was stopped, it did not see the workers meanwhile, and they may have been stopped with
+        # it.
+        span_s = 0.0 if self._last is None else min(probed_at - self._last, self.lease_s * LONGEST_SPAN)
         try:
             self._queue.probe()
         except STORE_UNAVAILABLE:
@@ -102,14 +105,6 @@ class Watcher:
         """Let the time since the last look count for nothing: the caller could not commit in it."""
         if self._last is not None:
             self._last = self._clock()
-
-    def _span(self) -> float:
-        # A counter that did not change has stood still at least from the end of the last look to the start of this one.
-        # If the watcher itself was stopped, it did not see the workers meanwhile, and they may have been stopped with
-        # it.
-        if self._last is None:
-            return 0.0
-        return min(self._clock() - self._last, self.lease_s * LONGEST_SPAN)
 
 
 def with_agreed_lease(database: Database, settings: Settings) -> Settings:

@@ -345,7 +345,9 @@ def first_measurements(
     if last.job_id != min(job_ids):
         whole = [job for job in jobs if job.id < last.job_id]
         return whole, [row for row in rows if row.job_id < last.job_id], True
-    if _number_of_units(snapshot, last.job_id, recorded[last.job_id]) > 1:
+    unit = tables.unit.c
+    units = select(func.count()).where(unit.job_id == last.job_id, unit.attempt == recorded[last.job_id])
+    if snapshot.execute(units).scalar_one() > 1:
         return [], [], True
     cut = (last.case_key, last.device_key)
     whole = [job for job in jobs if job.id == last.job_id]
@@ -376,12 +378,6 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
 
 def _read(snapshot: Snapshot, query: Select[Any]) -> list[Measured]:
     return [Measured(*row) for row in snapshot.execute(query).all()]
-
-
-def _number_of_units(snapshot: Snapshot, job_id: int, attempt: int) -> int:
-    unit = tables.unit.c
-    query = select(func.count()).where(unit.job_id == job_id, unit.attempt == attempt)
-    return int(snapshot.execute(query).scalar_one())
 
 
 def sides(snapshot: Snapshot, jobs: Iterable[FinishedJob]) -> dict[tuple[int, int, int], str]:
