@@ -1,12 +1,15 @@
 """Summaries of samples. Quantiles interpolate linearly between order statistics (Hyndman & Fan's type 7)."""
 
+import functools
 import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Z95 = statistics.NormalDist().inv_cdf(0.975)
+COVERAGE = 0.95
+Z95 = statistics.NormalDist().inv_cdf((1 + COVERAGE) / 2)
+MOST_FOR_EXACT_PLACE = 1000
 FEWEST_FOR_MODES = 10
 FEWEST_BLOCKS, BLOCKS = 6, 20
 MAX_CORRELATION = 0.9
@@ -64,15 +67,26 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 def error_of_median(samples: Sequence[float]) -> float | None:
     """Return the median's larger distance to an end of its 95 % interval, over it; None for fewer than two samples.
 
-    The interval goes from the k-th smallest to the k-th largest sample, with the normal approximation of k (Conover,
-    Practical Nonparametric Statistics, section 3.2); of fewer than six samples, over all of them.
+    The interval is that of tables (`flopwatch.intervals`): from the k-th smallest to the k-th largest sample; of fewer
+    than six samples, over all of them.
     """
     n = len(samples)
-    ordered = sorted(samples)
-    if n < 2 or not (middle := quantile(ordered, 0.5)):
+    if n < 2 or not (middle := statistics.median(samples)):
         return None
-    k = max(1, math.floor((n + 1 - Z95 * math.sqrt(n)) / 2))
+    ordered, k = sorted(samples), _place_of_end(n)
     return max(ordered[n - k] - middle, middle - ordered[k - 1]) / abs(middle)
+
+
+@functools.cache
+def _place_of_end(n: int) -> int:
+    """Return k: the largest for which at most k - 1 of n samples are below the median with a probability of at most
+    2.5 %, and at least 1 (Conover, Practical Nonparametric Statistics, section 3.2)."""
+    if n > MOST_FOR_EXACT_PLACE:  # the normal approximation
+        return math.floor((n + 1 - Z95 * math.sqrt(n)) / 2)
+    below, k = 0.0, 0
+    while (below := below + math.comb(n, k) / 2**n) <= (1 - COVERAGE) / 2:
+        k += 1
+    return max(1, k)
 
 
 def modes(samples: Sequence[float], *, share: float) -> tuple[float, float] | None:

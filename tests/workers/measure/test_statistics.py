@@ -4,6 +4,7 @@ import random
 import numpy as np
 import pytest
 
+from flopwatch.intervals import median_interval
 from workers.measure.statistics import drift, error_of_median, summarize
 
 
@@ -33,6 +34,11 @@ def test_the_error_of_a_median_is_the_larger_distance_to_an_end_of_its_interval(
     assert error_of_median([*ten[:9], 1e6]) == error_of_median(ten), "one interrupted step says nothing"
     assert error_of_median([1.0]) is None
     assert error_of_median([0.0, 0.0]) is None
+    for n in (*range(6, 100), 846, 1001):  # that of tables; the normal approximation is wider for 17, 44 … 846
+        samples = [float(number) ** 2 for number in range(1, n + 1)]
+        low, high = median_interval(samples) or (0, 0)
+        middle = float(np.median(samples))
+        assert error_of_median(samples) == max(high - middle, middle - low) / middle
 
 
 def test_a_drift_comes_with_its_error() -> None:
