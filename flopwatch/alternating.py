@@ -28,14 +28,15 @@ def comparisons(
 
 
 def replicates(comparison: Mapping[str, Any], percent: float) -> int:
-    """Return how many processes of each side would find a difference of so many percent, within FEWEST and MOST;
-    of single processes, whose spread is unknown, FEWEST. Cases that were slower are measured again, as
+    """Return how many processes of each side would find a difference of so many percent in what the gate judges, within
+    FEWEST and MOST; of single processes, whose spread is unknown, FEWEST. Cases that were slower are measured again, as
     those that were inconclusive."""
     limits = [number for number in (1, 3, 5) if number <= percent]
     column = f"replicates_for_{max(limits, default=1)}_percent"
-    needed = [row.get(column) for row in comparison["rows"] if row.get("finding") in ("inconclusive", "worse")]
-    known: list[int] = [number for number in needed if number is not None]
-    return min(MOST, max(FEWEST, *known)) if known else FEWEST
+    judged = [row for row in comparison["rows"] if row.get("metric") in comparison["gate"]["metrics"]]
+    undecided = [row for row in judged if row["finding"] in ("inconclusive", "worse")]
+    needed = [row[column] or MOST for row in undecided if row["spread_percent"] is not None]
+    return min(MOST, max([FEWEST, *needed]))
 
 
 def versions(spec: Mapping[str, Any]) -> list[str]:

@@ -42,12 +42,13 @@ def test_equal_code_and_no_code_are_not() -> None:
     assert alternating.comparisons([job(None)], [job(None)]) == ([], False)
 
 
-@pytest.mark.parametrize(
-    ("needed", "number"), [({}, 8), ({"replicates_for_3_percent": 20}, 20), ({"replicates_for_3_percent": 900}, 40)]
-)
-def test_the_number_of_processes_follows_the_noise(needed: dict[str, int], number: int) -> None:
-    rows = [{"finding": "inconclusive", "replicates_for_3_percent": 3, **needed}, {"finding": "differs"}]
-    assert alternating.replicates({"rows": rows}, 4.5) == number
-    rows[0]["finding"] = "worse"
-    assert alternating.replicates({"rows": rows}, 4.5) == number, "what is slower is measured again, too"
-    assert alternating.replicates({"rows": [{"finding": "inconclusive"}]}, 5) == 8, "one process has no spread"
+@pytest.mark.parametrize(("needed", "number"), [(3, 8), (20, 20), (900, 40), (None, 40)])
+def test_the_number_of_processes_follows_the_noise(needed: int | None, number: int) -> None:
+    tested = {"metric": "step_ms", "finding": "inconclusive", "spread_percent": 9.0, "replicates_for_3_percent": needed}
+    others = [{"metric": "mfu", "finding": "differs"}, tested | {"metric": "rest_ms", "replicates_for_3_percent": 35}]
+    comparison = {"rows": [tested, *others], "gate": {"metrics": ["step_ms"]}}
+    assert alternating.replicates(comparison, 4.5) == number
+    tested["finding"] = "worse"
+    assert alternating.replicates(comparison, 4.5) == number, "what is slower is measured again, too"
+    tested["spread_percent"] = None
+    assert alternating.replicates(comparison, 4.5) == 8, "one process has no spread"
