@@ -11,8 +11,9 @@ from app.results.sheet import Cell, Column
 from flopwatch.text.numbers import NOTHING
 from flopwatch.text.values import value_text
 
-TOO_SMALL = 1e-6
-"""A smaller number, which six decimals would show as 0, is written with an exponent."""
+SMALL, TOO_SMALL = 1e-4, 1e-6
+"""A smaller number, of which six decimals would not show three digits, is written with an exponent; and a smaller
+spread, which they would show as 0."""
 PURE_DECIMALS = 4
 """Smallest number of decimals of a number without a unit: sums of 10.0001 and 10.0021 must look different."""
 MAX_DECIMALS = 6
@@ -58,7 +59,7 @@ def _common(cells: Iterable[Any], unit: str | None) -> int | None:
     digits of every standard deviation, except to show one of the smallest number."""
     known = [cell for cell in cells if cell.value is not None]
     sizes = [abs(cell.value) for cell in known if cell.value]
-    if not sizes or min(sizes) < TOO_SMALL or max(sizes) > WIDE * min(sizes):
+    if not sizes or min(sizes) < SMALL or max(sizes) > WIDE * min(sizes):
         return None
     spreads = [cell.spread for cell in known if cell.spread and cell.n is not None and cell.n > 1]
     if any(spread < TOO_SMALL for spread in spreads):
@@ -88,7 +89,7 @@ def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) 
         return f"{value:z.{decimals}f} ± {spread:.{decimals}f}"
     if spread == 0 and float(value).is_integer():
         return f"{value:z.0f} ± 0"
-    if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
+    if 0 < abs(value) < SMALL or 0 < spread < TOO_SMALL:
         return f"{value:.3g} ± {spread:.2g}"
     # The two leading digits of the standard deviation determine the significant digits of the mean.
     decimals = max(_decimals(spread, 2), _decimals(value, 1)) if spread > 0 else _decimals(value, 4)
@@ -110,7 +111,7 @@ def digits(value: float, unit: str | None) -> str:
     """Write four digits of a number; a whole one, as counts are, without decimals."""
     if float(value).is_integer():
         return f"{value:z.0f}"
-    if abs(value) < TOO_SMALL:
+    if abs(value) < SMALL:
         return f"{value:.3g}"
     decimals = _decimals(value, 4)
     return f"{value:z.{max(decimals, PURE_DECIMALS) if unit == '1' else decimals}f}"

@@ -24,6 +24,8 @@ def texts(*numbers: float | tuple[float, float], unit: str = "ms") -> list[str]:
         ([(231.4, 138.2), (95.2, 40.0)], ["231 ± 138", "95 ± 40"]),
         ([0.01234, 1234.5], ["0.01234", "1234"]),
         ([3.0, 40.0], ["3", "40"]),
+        ([1.49e-6, 0.0001524], ["1.49e-06", "0.000152"]),
+        ([(1.49e-5, 2e-6), (0.2, 0.01)], ["1.49e-05 ± 2e-06", "0.200 ± 0.010"]),
     ],
 )
 def test_a_column_has_as_many_decimals_as_suit_it(numbers: list[Any], shown: list[str]) -> None:
