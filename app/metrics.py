@@ -91,12 +91,8 @@ def metric_names(column: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def metric_of(column: str, unit: str | None) -> MetricProperties:
-    """Return the metric of a column: the registered one, or one with the properties of its unit.
-
-    Args:
-        column: the column's name: `step_ms`, `forward_tflops`.
-        unit: its unit: "ms", "tokens/s"; None: the unit at the end of the name.
-    """
+    """Return the metric of a column (`step_ms`): the registered one, or one with the properties of its unit ("ms");
+    None: the unit at the end of the name."""
     for name in metric_names(column):
         if name in METRICS:
             return METRICS[name]
@@ -141,21 +137,16 @@ def is_size(metric: str, unit: str | None) -> bool:
 
 
 def gain(reference: float, value: float, direction: Direction | None) -> float | None:
-    """Return how many times better `value` is than `reference`: 2.0 for half the time or twice the rate.
-
-    Without a direction it is value / reference. None where that is a division by zero, or a number is negative, as
-    the difference of two times may be.
-    """
+    """Return how many times better `value` is than `reference`: 2.0 for half the time or twice the rate; without a
+    direction value / reference. None where that is a division by zero, or a number is negative, as the difference of
+    two times may be."""
     above, below = (reference, value) if direction == "less" else (value, reference)
     return above / below if above >= 0 < below else None
 
 
 def gain_name(metric: str, unit: str | None) -> str:
-    """Return the name of the column that relates a metric to a reference: `step_ms_speedup`, `peak_memory_mib_gain`.
-
-    It is a speed-up for times and rates, a gain for other metrics with a direction, and a ratio for metrics without
-    one.
-    """
+    """Return the name of the column that relates a metric to a reference: `step_ms_speedup` of times and rates,
+    `peak_memory_mib_gain` of other metrics with a direction, and a `…_ratio` of those without one."""
     if better(metric, unit) is None:
         return f"{metric}_ratio"
     return f"{metric}_{'speedup' if is_speed(metric, unit) else 'gain'}"
@@ -188,12 +179,8 @@ def _unit_in(name: str) -> str | None:
 
 
 def readable(name: str, unit: str | None = None) -> str:
-    """Write the name of a column for print, with its unit: "Step (ms)", "Peak memory (MiB)", "Context length".
-
-    Args:
-        name: the column's name, which may end in its unit: `step_ms`.
-        unit: the unit, for names that do not contain it.
-    """
+    """Write the name of a column (`step_ms`) for print, with its unit: "Step (ms)", "Peak memory (MiB)", "Context
+    length". `unit` is for names that do not contain it."""
     if name in _WHOLE:
         return _WHOLE[name]
     for ending in ("_speedup", "_gain", "_ratio"):

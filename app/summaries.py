@@ -68,11 +68,8 @@ NOT_MEASURED = Summary(None, None, None, None)
 
 
 def add_process(rows: list[Any], row: Measured) -> None:
-    """Add a measurement to those of the other processes of a metric of a case.
-
-    A crash may leave two rows of one unit: the first that is "ok" counts. Each row without a unit is a process of its
-    own.
-    """
+    """Add a measurement to those of the other processes of a metric of a case. A crash may leave two rows of one unit:
+    the first that is "ok" counts. Each row without a unit is a process of its own."""
     for index, earlier in enumerate(rows):
         if row.unit_index is not None and earlier.unit_index == row.unit_index:
             if earlier.outcome != "ok" and row.outcome == "ok":
@@ -172,16 +169,9 @@ class _Process(NamedTuple):
 
 
 def values_of_job(records: Iterable[Any], planned: int, stopped: str | None) -> Mapping[str, float] | None:
-    """Return the value of each metric of a job with a single case, by column, as tables show it by default.
-
-    Args:
-        records: the measurements of an attempt, as store.records.MeasurementRecord.
-        planned, stopped: as for `summarise`.
-
-    Returns:
-        The values; metrics without one are left out. None if the job has no case, or several, or more metrics than
-        MAX_METRICS.
-    """
+    """Return the value of each metric of a job with a single case, by column, as tables show it by default; metrics
+    without one are left out. None if an attempt's records have no case, several, or more than MAX_METRICS metrics.
+    `planned` and `stopped` as for `summarise`."""
     case: tuple[str, str] | None = None
     rows: dict[str, list[_Process]] = {}
     for record in records:

@@ -201,11 +201,9 @@ async def read_limited(request: Request, limit: int, limited_by: str = "FLOPWATC
 
 
 def parse(raw: bytes, model: type[Model], *, union_at: Location | None = None) -> Body[Model]:
-    """Parse and validate the body as `model`.
-
-    Raises InvalidRequest if it is not JSON (NaN, lone surrogates, endless numbers and deep nesting included), holds a
-    NUL character or an object with one key twice, and, with pointers, if the model refuses it.
-    """
+    """Parse and validate the body as `model`. Raises InvalidRequest if it is not JSON (NaN, lone surrogates, endless
+    numbers and deep nesting included), holds a NUL character or an object with one key twice, and, with pointers, if
+    the model refuses it."""
     # Pydantic validates the text, since its strict mode accepts more of JSON than of Python values: an array may be a
     # tuple.
     try:

@@ -32,11 +32,8 @@ def pointer(location: Iterable[int | str]) -> str:
 def field_errors(
     errors: Sequence[ErrorDetails], body: Any, model: type[BaseModel], *, union_at: Location | None = None
 ) -> tuple[FieldError, ...]:
-    """Return the errors that `model` found in `body`.
-
-    `union_at` is the location of the job spec in the body, if it has one: pydantic puts the union's tag after it, which
-    the client never sent.
-    """
+    """Return the errors that `model` found in `body`. `union_at` is the location of the job spec in it, if it has one:
+    pydantic puts the union's tag after it, which the client never sent."""
     by_place = {}
     for error in errors[:MAX_ERRORS]:
         location = sent_location(error, body, union_at)
@@ -177,12 +174,8 @@ def shown(value: Any) -> str:
 
 
 def parameter_errors(errors: Iterable[Any], known: Sequence[str] = ()) -> tuple[FieldError, ...]:
-    """Return the errors of query parameters, headers and path parameters. They have no place in the body, so the
-    pointer is empty.
-
-    Args:
-        known: the names of the route's query parameters.
-    """
+    """Return the errors of query parameters (`known` are the route's), headers and path parameters. They have no place
+    in the body, so the pointer is empty."""
     fields = []
     for error in errors:
         where, *rest = error["loc"]

@@ -169,11 +169,8 @@ def _of_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def of_comparison(compared: Mapping[str, Any], outcome: str | None, sentence: str, exit_code: int) -> Brief:
     """Return the document of a comparison as `GET /compare` answers it: the headline metric's ratio with its interval,
-    if it is one case, and the rows of that metric in each case, then of those that differ.
-
-    Args:
-        outcome: that of the gate; None without one: the conclusion.
-    """
+    if it is one case, and the rows of that metric in each case, then of those that differ. `outcome`: that of the gate;
+    None without one: the conclusion."""
     names = [column["name"] for column in compared["columns"]]
     of_metrics = "metric" in names
     rows = [row for row in compared["rows"] if not of_metrics or row["metric"] == compared["headline"]]

@@ -19,11 +19,8 @@ from flopwatch.spelling import fields as spec_fields
 def chosen(
     specs: Sequence[Mapping[str, Any]], source: str, preset: str | None
 ) -> tuple[Any, dict[str, Any], frozenset[str]]:
-    """Return the kind that a command names, the fields that it starts from, and which of its fields are lists.
-
-    `source` is a kind, or a file with a spec; `specs` are those that the server or this installation has. Raises
-    ClientError for an unknown preset.
-    """
+    """Return the kind that a command names by `source`, a kind or a file with a spec; the fields that it starts from;
+    and which of its fields are lists. Raises ClientError for an unknown preset."""
     from flopwatch.queries import preset_of
 
     if is_file(source):

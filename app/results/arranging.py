@@ -299,16 +299,8 @@ def pivot(
     fixed: Collection[str],
     metrics: Sequence[Column],
 ) -> Pivoted:
-    """Turn the values of one coordinate into columns, for each of the metrics.
-
-    Args:
-        coordinate: the one whose values become columns.
-        coordinates: those that rows would show.
-        fixed: those of them that rows show in any case.
-
-    Raises:
-        InvalidRequest: the coordinate has more than MAX_PIVOTED values.
-    """
+    """Turn the values of one coordinate into columns, for each of the metrics. `coordinates` are those that rows would
+    show, `fixed` those of them that rows show in any case. Raises InvalidRequest for more than MAX_PIVOTED values."""
     others = [name for name in coordinates if name != coordinate]
     kept = [name for name in others if name in fixed]
     dependent = _dependent(lines, [name for name in others if name not in fixed], kept, [coordinate])

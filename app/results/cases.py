@@ -154,12 +154,8 @@ class StoredCases:
 def cases_of(
     jobs: Sequence[FinishedJob], measured: Sequence[Measured], side: Callable[[Any], str | None] | None = None
 ) -> tuple[list[CaseOfJob], dict[str, str]]:
-    """Return the rows of the table, and the unit of each metric's column.
-
-    Args:
-        measured: their measurements, in the order in which they were made.
-        side: tells a measurement's side of a comparison; None where there are no comparisons.
-    """
+    """Return the rows of the table, and the unit of each metric's column. `side` tells a measurement's side of a
+    comparison; None where there are no comparisons."""
     units: dict[str, str] = {}
     by_job: dict[int, list[tuple[str, Measured]]] = {job.id: [] for job in jobs}
     for row in measured:

@@ -23,13 +23,9 @@ EVERY_METRIC = "all"
 def coordinates_of(
     cases: Sequence[CaseOfJob], requested: Sequence[str] | None, *, also: str | None = None, swept: Collection[str] = ()
 ) -> list[str]:
-    """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
-
-    Args:
-        requested: the coordinates that were asked for; the kind's own are left out if no case has a value of them.
-        also: a coordinate that the table shows in another place than its rows.
-        swept: coordinates that are shown where they vary, although a label represents them.
-    """
+    """Return the coordinates that the rows show: those that were requested (None: the kind's own, except those of which
+    no case has a value), and those that vary; `also` is shown elsewhere. Fields in `swept` are shown where they vary,
+    although a label represents them."""
     known = known_of(cases)
     if requested is None:
         used = {name for case in cases for name, value in case.coordinates.items() if value is not None}

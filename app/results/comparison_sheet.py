@@ -42,11 +42,8 @@ process counts as ("fastest" or "median"; null if it has a single value), of so 
 
 
 def sheet_of(comparison: Comparison, limit: int | None = None) -> Sheet:
-    """Return a comparison as a sheet. `Sheet.about` has the sides, the judgement and all differences.
-
-    limit: for profiles and snapshots, the largest number of rows of each table and phase, those with the largest
-        changes; None: all.
-    """
+    """Return a comparison as a sheet. `Sheet.about` has the sides, the judgement and all differences. `limit`: of
+    profiles and snapshots, the largest number of rows of each table and phase, those with the largest changes."""
     tables = comparison.tables
     sheet = _metric_sheet(comparison.rows) if tables is None else tables.sheet(limit)
     notes = [*filter(None, [comparison.how]), *comparison.notes, *sheet.notes]

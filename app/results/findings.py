@@ -177,11 +177,8 @@ class Row:
 
     def loss(self, by: Estimate | None = None) -> tuple[float, float, float] | None:
         """Return the fraction by which the candidate is worse, with the ends of its interval; negative: it is better.
-
-        None if the metric has no direction, or no interval.
-
-        by: an estimate of another statistic; None: the row's own.
-        """
+        None if the metric has no direction, or no interval. `by`: an estimate of another statistic than the row's
+        own."""
         estimate = by or self.estimate or NOTHING
         if self.is_exact:
             estimate = replace(estimate, low=estimate.ratio, high=estimate.ratio)
@@ -484,13 +481,8 @@ def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
 
 
 def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, requested: Sequence[str] = ()) -> list[Row]:
-    """Return the rows, with their estimates, adjusted p-values and findings set.
-
-    Args:
-        headline: the metric that is tested, in all cases.
-        alternated: False if the sides were measured one after the other.
-        requested: the metrics that are tested instead, if there are any.
-    """
+    """Return the rows, with their estimates, adjusted p-values and findings set. The headline metric is tested, in all
+    cases, or those that were requested. `alternated`: False if the sides were measured one after the other."""
     tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
     judged = list(rows)
     for index in tested:
@@ -588,13 +580,9 @@ def conclude(
 
 
 def cut_short(judgement: Judgement, rows: Sequence[Row], job: int, stopped: str, planned: int) -> Judgement:
-    """Return the judgement of a comparison in turns that ended before its time: what was measured is told, and nothing
-    is found or passed by it, since who ends it may have looked at the numbers.
-
-    Args:
-        judgement: as if it had ended well.
-        planned: the processes of each side that were planned.
-    """
+    """Return the judgement of a comparison in turns that ended before its time, with `planned` processes of each side:
+    what was measured is told, and nothing is found or passed by it, since who ends it may have looked at the
+    numbers."""
     headline = next((row for row in rows if row.metric == judgement.headline and row.baseline and row.candidate), None)
     if headline is None:
         return judgement

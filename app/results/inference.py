@@ -226,15 +226,9 @@ def smallest_p_value(baseline: int, candidate: int, blocks: Sequence[int] = ()) 
 def smallest_difference(
     distances: Sequence[float], baseline: int, candidate: int, alpha: float = ALPHA, blocks: Sequence[int] = ()
 ) -> float | None:
-    """Return the smallest relative difference that is found with probability POWER: 0.02 is 2 %.
-
-    None if so few processes cannot find any difference, however large, or there are no distances.
-
-    Args:
-        distances: `Estimate.distances` of such processes.
-        alpha: the p-value that the test has to reach, before it is adjusted.
-        blocks: as for `estimate`.
-    """
+    """Return the smallest relative difference that is found with probability POWER: 0.02 is 2 %. None if so few
+    processes cannot find any difference, however large, or there are no `Estimate.distances`. `alpha`: the p-value that
+    the test has to reach, before it is adjusted."""
     if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate, blocks) > alpha or not distances:
         return None
     share = _standard_errors(alpha) * math.sqrt((baseline + candidate) / (3 * baseline * candidate))
@@ -242,16 +236,10 @@ def smallest_difference(
 
 
 def replicates_for(difference: float, distances: Sequence[float], alpha: float = ALPHA) -> int | None:
-    """Return how many processes each side needs, so that this relative difference is found with probability POWER.
-
-    Half of the processes of the slower side would, but for the difference, take longer than one of the other side, and
-    so do those now that would take less by a smaller distance: half of the share of such distances. None if there are
-    no smaller distances.
-
-    Args:
-        difference: 0.03 is 3 %.
-        distances: as for `smallest_difference`.
-    """
+    """Return how many processes each side needs, so that this relative difference (0.03 is 3 %) is found with
+    probability POWER. Half of the processes of the slower side would, but for the difference, take longer than one of
+    the other side, and so do those now that would take less by a smaller distance: half of the share of such distances.
+    None if there are no smaller distances."""
     smaller = bisect_right(distances, math.log1p(difference))
     if not smaller:
         return None

@@ -153,11 +153,7 @@ def table(
 
 def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) -> Sheet:
     """Return the table of these metrics, named as their columns, as `table` does. It reads no other metrics, so a page
-    that shows a few need not wait for all.
-
-    Raises:
-        NotFound, InvalidRequest: as `table`.
-    """
+    that shows a few need not wait for all."""
     with database.read() as snapshot:
         chosen = measurements.choose_jobs(snapshot, choice)
         refuse_several_kinds(job.kind for job in chosen)
@@ -183,14 +179,9 @@ def refuse_several_kinds(kinds: Iterable[str]) -> None:
 def local_table(
     spec: SpecBase, measurements: Iterable[Mapping[str, Any]], validity: Mapping[str, Any] | None = None
 ) -> Sheet:
-    """Return the table of one job that is in no database, with the reasons for missing numbers (`Sheet.missing`).
-
-    All units of such a job ran in one process, as those of `flopwatch run` do, and the note on the cells says so.
-
-    Args:
-        measurements: as on the wire (Measurement.to_wire). Each may have "validity", its case's verdict, and in a
-            comparison "side".
-    """
+    """Return the table of one job that is in no database, with the reasons for missing numbers (`Sheet.missing`). One
+    process ran all its units, as `flopwatch run` does, and the note on the cells says so. `measurements` are as on the
+    wire (Measurement.to_wire), each with "validity", its case's verdict, and in a comparison "side"."""
     job = FinishedJob(0, spec.kind, "succeeded", spec.model_dump(mode="json"))
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
     rows = [SimpleNamespace(**{**optional, **row, **_median_of(row), "job_id": job.id}) for row in measurements]
@@ -215,13 +206,8 @@ def _sheet(
     swept: Collection[str] = (),
     part: Callable[[Sheet], Sheet] = lambda sheet: sheet,
 ) -> Sheet:
-    """Return the table of these cases.
-
-    Args:
-        one_process: one process ran all units, not each its own.
-        swept: fields of which a sweep tries several values.
-        part: sorts the rows and chooses those that are shown, to which the notes refer.
-    """
+    """Return the table of these cases. `one_process`: one ran all units; `swept`: fields of which a sweep tries several
+    values; `part` sorts the rows and chooses those that are shown, to which the notes refer."""
     layout = layout.spelled([*known_of(cases), *OF_THE_JOB])
     rows = layout.rows
     if layout.pivot is not None:

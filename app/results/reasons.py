@@ -20,15 +20,9 @@ class Gap:
 
 
 def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], gaps: Iterable[Gap]) -> list[str]:
-    """Return one line for each reason, at most MAX_REASONS: its cases and their number, their outcome, the reason.
-
-    A line names the coordinates that distinguish its cases, and its metrics only if those cases have other numbers.
-
-    Args:
-        cases: the coordinates that the table shows of each case.
-        measured: the cases that have a number.
-        gaps: the metrics that have no number in a case.
-    """
+    """Return one line for each reason, at most MAX_REASONS: its cases and their number, their outcome, the reason. A
+    line names the coordinates that distinguish its cases, and its metrics only if those cases have other numbers.
+    `measured` are the cases that have a number, `gaps` the metrics that have none in a case."""
     groups: dict[tuple[bool, str, str], list[Gap]] = {}
     for gap in gaps:
         groups.setdefault((gap.case in measured, gap.outcome, gap.reason), []).append(gap)

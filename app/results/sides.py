@@ -139,11 +139,8 @@ def sides_of_job(snapshot: Snapshot, job_id: int) -> Pair:
 
 
 def sides_of_baseline(snapshot: Snapshot, name: str, candidate: Sequence[int]) -> Pair:
-    """Read finished jobs of one kind, and the results that a baseline has of their cases.
-
-    Cases are matched by key and device. A case that the baseline has on other devices only is matched with those.
-    Errors as those of `comparing.compare`.
-    """
+    """Read finished jobs of one kind, and the results that a baseline has of their cases: matched by key and device,
+    or, where it has a case on other devices only, with those. Errors as those of `comparing.compare`."""
     others = _finished(snapshot, candidate)
     _check_kinds(others)
     side = _side(snapshot, "candidate", others)
@@ -309,12 +306,7 @@ def _check_kinds(*sides: Sequence[FinishedJob]) -> None:
 
 
 def _finished(snapshot: Snapshot, wanted: Sequence[int]) -> list[FinishedJob]:
-    """Return these jobs, in this order.
-
-    Raises:
-        NotFound: there is no such job.
-        Conflict: one is not finished.
-    """
+    """Return these jobs, in this order. Raises NotFound, and Conflict if one is not finished."""
     if not wanted:
         return []
     chosen = measurements.choose_jobs(snapshot, JobChoice(jobs=wanted))

@@ -36,13 +36,8 @@ Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
 
 
 def list_tables(database: Database, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
-    """Return the tables of an attempt, by default of the last recorded one; `rows` is the number of rows.
-
-    They are in the order of the kind's `first_tables`, and within one entry as they were reported; the others follow by
-    name.
-
-    Raises NotFound.
-    """
+    """Return the tables of an attempt, by default of the last recorded one, in the order of the kind's `first_tables`,
+    the others by name; `rows` is the number of rows. Raises NotFound."""
     with database.read() as snapshot:
         return tables_of(snapshot, job_id, attempt)
 
@@ -106,13 +101,9 @@ WHOLE = Excerpt()
 
 
 def result_table(database: Database, job_id: int, name: str, excerpt: Excerpt = WHOLE) -> Sheet:
-    """Return one table of a job, with the rows of all its units or of one.
-
-    Raises:
-        NotFound: there is no such job, the job has no such table, or this unit reported none.
-        InvalidRequest: there is no such column to show or to sort by, or no row has a value that was asked for.
-        Conflict: the stored table cannot be read.
-    """
+    """Return one table of a job, with the rows of all its units or of one. Raises NotFound, also if this unit reported
+    none; InvalidRequest for an unknown column, or a value that no row has; Conflict if the stored table cannot be
+    read."""
     with database.read() as snapshot:
         return table_of(snapshot, job_id, name, excerpt)
 
@@ -148,13 +139,7 @@ def table_of(snapshot: Snapshot, job_id: int, name: str, excerpt: Excerpt = WHOL
 
 def sweep_table(database: Database, sweep: Mapping[str, Any], name: str, excerpt: Excerpt = WHOLE) -> Sheet:
     """Return one table of all finished jobs of a sweep: each row has its job, and the values of the grid that made it.
-
-    Raises:
-        NotFound: no finished job of the sweep has such a table, or there is no such sweep.
-        InvalidRequest: there is no such column, no row has a value that was asked for, or there are more than
-            MAX_JOBS_OF_TABLE jobs.
-        Conflict: a stored table cannot be read.
-    """
+    Raises errors as `result_table`, and InvalidRequest for more than MAX_JOBS_OF_TABLE jobs."""
     of_job = Excerpt(unit=excerpt.unit, columns=[EVERY_COLUMN])
     with database.read() as snapshot:
         jobs = choose_jobs(snapshot, JobChoice(sweep=sweep["id"]))
@@ -293,11 +278,8 @@ def _rows(snapshot: Snapshot, parts: Sequence[TablePart], start: int, end: int |
 
 
 def merged(parts: Sequence[Part], first: Sequence[str] | None = None) -> Sheet:
-    """Merge what several units reported under one name into one table; their columns are the same.
-
-    Formats for people show the column `unit_index` only if there are several units, and otherwise the columns in
-    `first`.
-    """
+    """Merge what several units reported under one name into one table; their columns are the same. Formats for people
+    show `unit_index` only if there are several units, and otherwise the columns in `first`."""
     columns = _columns(parts[0][1], several=len(parts) > 1)
     rows = [[index, *row] for index, _, part in parts for row in part]
     return for_people(Sheet(columns=columns, rows=rows), first)

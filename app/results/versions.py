@@ -16,12 +16,8 @@ DIRTY = "-dirty"
 
 
 def uploaded_version(spec: Mapping[str, Any], coordinates: Mapping[str, Scalar]) -> str | None:
-    """Return the version of the uploaded code that a case runs: "+" stands between the hashes of several files.
-
-    Args:
-        spec: the job's spec, or that of a side of a comparison.
-        coordinates: the case's. A job may measure cases with its code beside others without.
-    """
+    """Return the version of the uploaded code that a case runs, by its job's or side's spec and its coordinates, since
+    a job may measure cases with its code beside others without; "+" stands between the hashes of several files."""
     return "+".join(str(code["sha256"]) for code in _codes(spec, coordinates)) or None
 
 

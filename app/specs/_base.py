@@ -413,21 +413,13 @@ def listed(values: Sequence[Scalar]) -> Scalar:
 
 
 def check_nodes(nodes: int, world_size: int) -> None:
-    """Check that all nodes have as many ranks.
-
-    Raises:
-        PydanticCustomError: they have not; blames `nodes`; for a model validator to raise.
-    """
+    """Raise PydanticCustomError, which blames `nodes`, unless all nodes have as many ranks."""
     if world_size % nodes:
         raise field_error("nodes", f"each has as many ranks: {world_size} ranks cannot be divided by {nodes}")
 
 
 def check_lists(spec: SpecBase) -> None:
-    """Check that no axis of the grid has a value twice: the job would measure the same case twice.
-
-    Raises:
-        PydanticCustomError: an axis has a value twice; for a model validator to raise.
-    """
+    """Raise PydanticCustomError if an axis of the grid has a value twice: the job would measure the same case twice."""
     for field in spec.axes:
         seen: set[Scalar] = set()
         for value in getattr(spec, field) or []:
@@ -437,21 +429,14 @@ def check_lists(spec: SpecBase) -> None:
 
 
 def check_number_of_cells(spec: SpecBase, field: str) -> None:
-    """Check that the job has at most MAX_CELLS cells.
-
-    Raises:
-        PydanticCustomError: there are more cells; blames `field`; for a model validator to raise.
-    """
+    """Raise PydanticCustomError, which blames `field`, if the job has more than MAX_CELLS cells."""
     if (number := spec.number_of_cells()) > MAX_CELLS:
         raise field_error(field, f"{number} cells; a job has at most {MAX_CELLS}: make several jobs of it")
 
 
 def check_documents(document_lengths: Sequence[int] | None, field: str, tokens: int, of: str) -> None:
-    """Check that packed documents fill their sequence, whose number of tokens is the field `of`.
-
-    Raises:
-        PydanticCustomError: they do not; blames `field`; for a model validator to raise.
-    """
+    """Raise PydanticCustomError, which blames `field`, unless packed documents fill their sequence, whose number of
+    tokens is the field `of`."""
     if document_lengths is not None and (total := sum(document_lengths)) != tokens:
         raise field_error(field, f"they have {total} tokens together, and {of} is {tokens}: make them equal")
 

@@ -67,12 +67,8 @@ class Fit:
 
     @classmethod
     def of(cls, body: FitBody, present: Any, least: int, *, coarse: bool = True) -> Fit:
-        """Fill in the defaults.
-
-        Args:
-            present: the field's value in the base, or its default.
-            coarse: without a step, end where what fits and what does not differ by a sixteenth.
-        """
+        """Fill in the defaults; `present` is the field's value in the base. `coarse`: without a step, end where what
+        fits and what does not differ by a sixteenth."""
         in_a_list = isinstance(present, list)
         step = body.step or 1
         first = body.start or (present[0] if in_a_list and present else present) or step

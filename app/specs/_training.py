@@ -87,11 +87,8 @@ def without_accumulation(reason: str) -> Any:
 
 
 def check_master_weights(parameter_dtype: str, optimizer: str) -> None:
-    """Check that an optimizer can keep float32 copies of such parameters.
-
-    Raises:
-        PydanticCustomError: it cannot; blames `master_weights`; for a model validator to raise.
-    """
+    """Raise PydanticCustomError, which blames `master_weights`, unless an optimizer can keep float32 copies of such
+    parameters."""
     if parameter_dtype != "bf16":
         raise field_error("master_weights", "needs parameter_dtype bf16, and precision bf16 or fp8")
     if optimizer not in ("adamw", "triton_adamw"):

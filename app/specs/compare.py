@@ -134,11 +134,8 @@ class CompareSpec(SpecBase):
         return sum(spec.number_of_cells() for spec in self.sides().values())
 
     def case(self, cell: tuple[SpecBase, Any] | None = None) -> Case:
-        """Return the case of one side's cell. A job of that side alone has the same case.
-
-        Raises:
-            ValueError: `cell` is None; a comparison as a whole has no case.
-        """
+        """Return the case of one side's cell, the same as that of a job of that side alone. Raises ValueError without a
+        cell: a comparison as a whole has no case."""
         if cell is None:
             raise ValueError("a comparison as a whole has no case: pass one of its cells(), or ask for cases()")
         spec, inner = cell

@@ -58,10 +58,7 @@ def job_dict(
     row: RowMapping | Mapping[str, Any], waiting: str | None, *, out_of_memory: bool = False
 ) -> dict[str, Any]:
     """Make the public job, without its links, from a row of the table `job`. `waiting` says why it cannot start (see
-    waiting.py).
-
-    out_of_memory: the answer is about a job that succeeded, and whose only case ran out of memory.
-    """
+    waiting.py); `out_of_memory`: it succeeded, and its only case ran out of memory."""
     return {
         **{name: rfc3339(row[name]) if isinstance(row[name], datetime) else row[name] for name in _PUBLIC},
         "progress": row["progress"] or NO_PROGRESS,
@@ -75,11 +72,8 @@ def job_dict(
 def sweep_dict(
     row: RowMapping | Mapping[str, Any], counts: Mapping[str, int], searches: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Make the public sweep, without its links, from a row of the table `sweep`.
-
-    `counts` are the numbers of its points by the state of their latest job; `searches`, the state of its searches, are
-    for an answer about this sweep alone.
-    """
+    """Make the public sweep, without its links, from a row of the table `sweep`. `counts` are the numbers of its points
+    by the state of their latest job; `searches` are for an answer about this sweep alone."""
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
         "fit": row["fit"],

@@ -89,11 +89,8 @@ class Check:
 
 def checks(validity: Mapping[str, Any], without_details: Collection[str] = ()) -> list[Check]:
     """Return the checks of a job, those that failed first; at most MAX_CHECKS. Where a check of one case has the same
-    verdict in several units, such as replicates, the first one stands for all.
-
-    Args:
-        without_details: names of checks whose details the page has elsewhere.
-    """
+    verdict in several units, such as replicates, the first one stands for all. The page has the details of those
+    `without_details` elsewhere."""
     listed: dict[tuple[str, str, str], list[Check]] = {}
     for check in validity.get("checks") or ():
         severity = str(check.get("severity") or "suspect")

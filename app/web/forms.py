@@ -94,12 +94,8 @@ class Field:
 
 
 def fields_of(schema: Mapping[str, Any], example: Mapping[str, Any]) -> list[Field]:
-    """Return the fields of a kind, filled with its defaults.
-
-    Args:
-        schema: its JSON Schema, with the names that workers have.
-        example: its spec with every default.
-    """
+    """Return the fields of a kind by its JSON Schema, with the names that workers have, filled with the defaults of its
+    example."""
     return list(_walk(schema, schema.get("$defs", {}), example, ""))
 
 
@@ -315,11 +311,8 @@ def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
 def with_errors(
     fields: Sequence[Field], errors: Sequence[Mapping[str, str]]
 ) -> tuple[list[Field], dict[str, list[str]], list[str]]:
-    """Put problems at the fields that their pointers name.
-
-    Returns:
-        the fields; the problems of options, by name; and those that belong to neither.
-    """
+    """Put problems at the fields that their pointers name; returns the fields, the problems of options by name, and
+    those that belong to neither."""
     by_path: dict[str, list[str]] = {field.path: [] for field in fields}
     options: dict[str, list[str]] = {}
     others: list[str] = []

@@ -22,12 +22,9 @@ MAX_TICKS = 12
 
 
 def over_steps(rows: Sequence[Mapping[str, Any]], number_of_processes: int) -> Figure:
-    """Draw everything that was sampled in milliseconds or, if nothing was, in the first unit that occurs.
-
-    Args:
-        rows: measurements of one case with `metric`, `phase`, `unit`, `unit_index` and `samples`.
-        number_of_processes: that of the case; the figure has a note if `rows` are of fewer.
-    """
+    """Draw everything that was sampled in milliseconds or, if nothing was, in the first unit that occurs. `rows` are
+    measurements of one case with `metric`, `phase`, `unit`, `unit_index` and `samples`; a note says if they are of
+    fewer than `number_of_processes`."""
     units = [row["unit"] for row in rows]
     unit = "ms" if "ms" in units else next(iter(units), None)
     lines = sorted((row for row in rows if row["unit"] == unit), key=lambda row: row["unit_index"])

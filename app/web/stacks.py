@@ -54,11 +54,8 @@ def draw_flames(root: Frame) -> Figure:
 
 def draw_changed_flames(work: Iterable[tuple[Sequence[str], float, float]], unit: str) -> Figure:
     """Draw what two sides spent: each frame as wide as the larger side's share, red where the candidate spends more,
-    blue where it spends less, the paler the less it differs.
-
-    Args:
-        work: Of each row its frames, the outermost first, and what baseline and candidate spent, in `unit`.
-    """
+    blue where it spends less, the paler the less it differs. `work`: of each row its frames, the outermost first, and
+    what baseline and candidate spent, in `unit`."""
     root, sides = Frame("all"), dict[tuple[str, ...], list[float]]()
     for frames, *both in work:
         for depth in range(len(frames) + 1):

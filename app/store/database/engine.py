@@ -123,11 +123,8 @@ class Database:
         return watch
 
     def probe(self, timeout_s: float | None = None) -> None:
-        """Make a write that changes no data, to find out whether writing works.
-
-        Raises the same errors as a write. `timeout_s` is how long it waits for other writers before DatabaseBusy, by
-        default as long as any write.
-        """
+        """Make a write that changes no data, to find out whether writing works: it raises the same errors, DatabaseBusy
+        after `timeout_s`, by default that of any write."""
         with self._noting_busy(), self._translated():
             self.backend.probe(timeout_s)
             self._busy_since = None
@@ -152,11 +149,9 @@ class Database:
             self.backend.checkpoint()
 
     def backup(self, target: Path) -> None:
-        """Write a consistent copy of the database into the new file `target`, while others continue to write.
-
-        Raises CannotRunHere when there is no database yet, or when it has moved: the copy would lack what came later.
-        Raises OSError when `target` cannot be made.
-        """
+        """Write a consistent copy of the database into the new file `target`, while others continue to write. Raises
+        OSError when that cannot be made, and CannotRunHere when there is no database yet, or when it has moved: the
+        copy would lack what came later."""
         self.backend.refuse_missing()
         _refuse_moved(self)
         with self._translated():
@@ -198,11 +193,8 @@ class ChangeWatch:
 
 
 def open_database(settings: Settings, connections: int = CONNECTIONS) -> Database:
-    """Open the database of `settings`; make or migrate it as needed.
-
-    Raises NetworkFileSystem, DatabaseNewer or another CannotRunHere when it cannot be used or has moved, and
-    DatabaseGone when its server cannot be reached.
-    """
+    """Open the database of `settings`; make or migrate it as needed. Raises CannotRunHere (NetworkFileSystem,
+    DatabaseNewer) when it cannot be used or has moved, and DatabaseGone when its server cannot be reached."""
     refuse_elsewhere(settings)
     prepare_data_folder(settings.data_dir)
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s, connections=connections)
@@ -217,12 +209,9 @@ def open_database(settings: Settings, connections: int = CONNECTIONS) -> Databas
 
 
 def open_existing(settings: Settings, *, may_have_moved: bool = False) -> Database:
-    """Open the database of `settings`, which must exist and have this version's schema.
-
-    Raises CannotRunHere when it is not, when it has moved (unless it may have), or when the data folder is another
-    user's, whose server could not open the files that this process would make; the database is neither made nor
-    migrated.
-    """
+    """Open the database of `settings`, neither making nor migrating it. Raises CannotRunHere unless it exists with this
+    version's schema, when it has moved (unless it may have), or when the data folder is another user's, whose server
+    could not open the files that this process would make."""
     refuse_elsewhere(settings)
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
     try:

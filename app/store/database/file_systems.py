@@ -48,11 +48,8 @@ MOUNT_TABLE = Path("/proc/self/mounts")
 
 
 def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
-    """Return the type of the file system of `path`; None where there is no mount table (not Linux).
-
-    It takes the mount with the longest prefix of the resolved path; of several on one point, the last, which hides the
-    others.
-    """
+    """Return the type of the file system of `path`, by the mount with the longest prefix of the resolved path, of
+    several on one point the last, which hides the others; None where there is no mount table (not Linux)."""
     try:
         lines = mount_table.read_text(errors="surrogateescape").splitlines()
     except FileNotFoundError:

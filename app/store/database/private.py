@@ -20,13 +20,9 @@ UMASK = 0o077
 
 
 def prepare_data_folder(path: Path, setting: str = "FLOPWATCH_DATA_DIR") -> None:
-    """Make the data folder, or check an existing one and make it and Flopwatch's files in it private. `setting` names
-    the folder.
-
-    Raises:
-        CannotRunHere: it is not a folder, belongs to another user, or others may write to it and it has files that
-            are not Flopwatch's. The message names the cure.
-    """
+    """Make the data folder, or check an existing one, and make it and Flopwatch's files in it private. Raises
+    CannotRunHere, which names the `setting` and the cure: it is no folder, belongs to another user, or others may write
+    to it and it has files that are not Flopwatch's."""
     try:
         _make(path)
         status = path.stat()

@@ -23,12 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 def open_files(settings: Settings, database: Database, *, claim: bool = False, dry: bool = False) -> FileStore:
-    """Return the store of FLOPWATCH_ARTIFACTS_URL, for the files of this database; `claim` makes it their owner. With
-    `dry` nothing is written, not even a first note of the owner.
-
-    Raises CannotRunHere when it cannot be used here, or belongs to another database. An object store that does not
-    answer is not asked whose it is.
-    """
+    """Return the store of FLOPWATCH_ARTIFACTS_URL, for the files of this database; `claim` makes it their owner; with
+    `dry` nothing is written, not even a first note of the owner. Raises CannotRunHere when it cannot be used here, or
+    belongs to another database. An object store that does not answer is not asked whose it is."""
     files = _opened(settings, database)
     if claim:
         files.refuse_empty(database)

@@ -78,14 +78,8 @@ class Baselines:
         self, name: str, *, job: int | None = None, sweep: int | None = None, set_by: str | None = None
     ) -> ChangedBaseline:
         """Put the results of a job, or of the latest jobs of a sweep, into the baseline, in place of those of the same
-        cases.
-
-        Raises:
-            NotFound: there is no such job or sweep.
-            Conflict: the job, or one of the sweep's, is not finished, or nothing of it has complete, right and valid
-                results.
-            InvalidRequest: the job is a comparison, whose sides may share a case.
-        """
+        cases. Raises NotFound; Conflict if one is not finished, or nothing has complete, right and valid results;
+        InvalidRequest for a comparison, whose sides may share a case."""
         with self._database.read() as connection:
             rows = _jobs(connection, job, sweep)
             good = _complete(rows, job, sweep)
@@ -239,12 +233,8 @@ def _why(row: Row[Any]) -> str:
 
 
 def _complete(rows: Sequence[Row[Any]], job: int | None, sweep: int | None) -> list[Row[Any]]:
-    """Return the jobs that succeeded, since others may have measured only a part of their cases.
-
-    Raises:
-        Conflict: one is not finished, or none has succeeded.
-        InvalidRequest: one is a comparison.
-    """
+    """Return the jobs that succeeded, since others may have measured only a part of their cases. Raises Conflict if one
+    is not finished, or none has succeeded, and InvalidRequest for a comparison."""
     unfinished = [row for row in rows if row.state not in FINISHED_STATES]
     good = [row for row in rows if row.state == "succeeded"]
     if job is not None and unfinished:

@@ -43,11 +43,8 @@ class Deleted:
 
 
 def delete_job(database: Database, job_id: int) -> list[str]:
-    """Delete a finished job with everything that belongs to it.
-
-    Returns the hashes of the contents that no artifact refers to any more, for FileStore.remove. Raises NotFound;
-    Conflict when the job is not finished; InBaseline when a baseline needs it.
-    """
+    """Delete a finished job with everything that belongs to it; returns the hashes of the contents that no artifact
+    refers to any more, for FileStore.remove. Raises NotFound; Conflict when it is not finished; InBaseline."""
     deleted = delete_jobs(Slices(database), [_job.id == checked_id(job_id, "job")])
     if not deleted.jobs:
         with database.read() as connection:

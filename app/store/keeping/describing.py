@@ -16,12 +16,7 @@ _job = tables.job.c
 
 def describe_job(database: Database, job_id: int, changes: Mapping[str, Any]) -> None:
     """Change the job's `name` and `note`, where None removes them, and `labels`: {key: value, or None to remove it}.
-
-    Raises:
-        NotFound: there is no such job.
-        Conflict: it is being deleted.
-        InvalidRequest: it would have more than MAX_LABELS labels.
-    """
+    Raises NotFound, Conflict if it is being deleted, and InvalidRequest for more than MAX_LABELS labels."""
     with database.write() as connection:
         query = select(_job.labels, _job.deleting).where(_job.id == checked_id(job_id, "job"))
         job = connection.execute(query).one_or_none()

@@ -64,11 +64,8 @@ class Watcher:
         self._workers: _Silence[str] = _Silence()
 
     def poll(self) -> list[int]:
-        """Look once, and take the jobs of lost workers from them. Returns the ids of those jobs.
-
-        Raises one of STORE_UNAVAILABLE if the watcher could not commit: then nobody else could, and no worker counts as
-        silent.
-        """
+        """Look once, and take the jobs of lost workers from them; returns their ids. Raises one of STORE_UNAVAILABLE if
+        the watcher could not commit: then nobody else could, and no worker counts as silent."""
         probed_at = self._clock()
         # A counter that did not change has stood still at least from the end of the last look to the start of this one.
         # If the watcher itself was stopped, it did not see the workers meanwhile, and they may have been stopped with

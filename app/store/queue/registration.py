@@ -110,12 +110,9 @@ def beat(
     readings: dict[str, Any] | None = None,
     unfit: dict[str, Any] | None = None,
 ) -> bool:
-    """Record a worker's heartbeat, its state, why it is unfit and, unless None, the readings of its devices.
-
-    A worker that was marked lost lives again. It happens in the caller's transaction, with the
-    renewal of the worker's claims. Returns False if the worker's row was pruned, since it was silent for so long: it
-    must register again.
-    """
+    """Record a worker's heartbeat, its state, why it is unfit and, unless None, the readings of its devices, in the
+    transaction that renews its claims. One that was marked lost lives again. Returns False if its row was pruned, since
+    it was silent for so long: it must register again."""
     seen: dict[str, Any] = {"worker_id": worker_id, "state": state, "unfit": unfit, "last_seen_at": utc_now()}
     if readings is not None:
         seen["readings"] = readings

@@ -181,11 +181,9 @@ class Queue:
         fit: Fit | None = None,
         notify_url: str | None = None,
     ) -> Submitted:
-        """Queue a sweep and all of its jobs, or nothing. The jobs have the same options. With `fit`, they are the first
-        of each search. Each job's name is the sweep's, followed by the coordinates that distinguish the job.
-
-        Raises QueueFull, and ValueError when there is no job.
-        """
+        """Queue a sweep and all of its jobs, which have the same options, or nothing. With `fit`, they are the first of
+        each search. Each job's name is the sweep's, followed by the coordinates that distinguish the job. Raises
+        QueueFull, and ValueError when there is no job."""
         if not jobs:
             raise ValueError("a sweep has at least one job")
         now = utc_now()
@@ -223,11 +221,9 @@ class Queue:
                 submission.check_key(connection, unique_key)
 
     def first_answer(self, idempotency: Idempotency | None) -> Submitted | None:
-        """Return the answer that a request with this key got before; None when the key is new, or there is no key.
-
-        Raises IdempotencyMismatch for another body, and Gone if what that request made was deleted.
-        A caller that finds an answer does not validate the request again: the first answer decided that.
-        """
+        """Return the answer that a request with this key got before, so that it is not validated again; None when the
+        key is new, or there is none. Raises IdempotencyMismatch for another body, and Gone if what that request made
+        was deleted."""
         if idempotency is None:
             return None
         with self._database.read() as connection:
@@ -490,11 +486,8 @@ class Queue:
         return state
 
     def delete_abandoned_results(self, slices: int = 10) -> int:
-        """Delete staged results of attempts that ended without them, at most `slices` slices. Returns the number of
-        slices.
-
-        More are left to the next call: nobody sees these rows, and others want to write.
-        """
+        """Delete staged results of attempts that ended without them, at most `slices` slices, and return their number.
+        More are left to the next call: nobody sees these rows, and others want to write."""
         for done in range(slices):
             with self._database.read() as connection:  # nearly always there are none
                 if staging.leftover(connection) is None:
@@ -525,11 +518,8 @@ class Queue:
                 _requeue(connection, claim.job_id, claim.attempt, "given_back", counted=False)
 
     def give_up(self, claim: Claim, reason: str) -> str:
-        """End an attempt that an error of its worker made impossible. The attempt counts, as if the worker had been
-        lost.
-
-        Returns the job's new state: queued again, failed as `worker_lost` when no attempts are left, or cancelled.
-        """
+        """End an attempt that an error of its worker made impossible, which counts as if the worker had been lost.
+        Returns the job's new state: queued again, failed as `worker_lost` when no attempts are left, or cancelled."""
         with ends.logging_ends(self._database) as connection:
             fence.check(connection, claim)
             error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}.")

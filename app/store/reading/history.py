@@ -91,12 +91,8 @@ def metrics(snapshot: Snapshot, key: str) -> list[tuple[str, str | None]]:
 def rows(
     snapshot: Snapshot, key: str, metric: tuple[str, str | None], device: str | None, most_jobs: int
 ) -> tuple[list[Row], bool]:
-    """Return the measurements of a metric, given with its phase, oldest first, and whether some are left out.
-
-    Args:
-        device: only those on this device; None: on any.
-        most_jobs: only those of so many jobs, the newest.
-    """
+    """Return the measurements of a metric, given with its phase, oldest first, and whether some are left out: those on
+    a device (None: any), of the newest `most_jobs`."""
     name, phase = metric
     of_phase = _measurement.phase.is_(None) if phase is None else _measurement.phase == phase
     chosen = and_(_measurement.case_key == key, _measurement.metric == name, of_phase)

@@ -162,13 +162,9 @@ class JobChoice:
 
 
 def choose_jobs(snapshot: Snapshot, choice: JobChoice, first: int | None = None) -> list[FinishedJob]:
-    """Return the jobs of a choice, in order of submission; those of a search for what fits, in the order of the values
-    tried. `first`: only so many; None: all.
-
-    Raises:
-        NotFound: a sweep, or one of the jobs, does not exist.
-        InvalidRequest: there are more than MAX_JOBS jobs.
-    """
+    """Return the jobs of a choice, the `first` or all, in order of submission; those of a search for what fits, in the
+    order of the values tried. Raises NotFound for a sweep or job that does not exist, and InvalidRequest for more than
+    MAX_JOBS."""
     choice.check(snapshot)
     job = tables.job.c
     columns = (job.id, job.kind, job.state, job.spec, job.error, last_recorded(job.id))
@@ -290,13 +286,8 @@ def measurements(
     *,
     compared: bool = False,
 ) -> list[Measured]:
-    """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
-
-    `metrics`: only these; None: all. `compared`: medians with the means.
-
-    Raises:
-        InvalidRequest: there are more than MAX_MEASUREMENTS.
-    """
+    """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made: of
+    these metrics, or all; `compared`: medians with the means. Raises InvalidRequest for more than MAX_MEASUREMENTS."""
     query = _of_attempts(statistic, _recorded(jobs))
     if compared:
         query = query.add_columns(_measurement.mean)

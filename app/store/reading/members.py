@@ -100,11 +100,7 @@ def page(
     database: Database, sweep: Mapping[str, Any], choice: MemberQuery, *, limit: int, offset: int = 0
 ) -> tuple[list[dict[str, Any]], int]:
     """Return one page of the sweep's points by their latest jobs, as public jobs with `values` on the grid's paths, and
-    the number of all that match.
-
-    Raises:
-        InvalidRequest: `choice` names an unknown sort key.
-    """
+    the number of all that match. Raises InvalidRequest for an unknown sort key."""
     latest = sweeps.latest_jobs([sweep["id"]])
     conditions = [] if choice.state is None else [_job.state == choice.state]
     # Only ids are sorted: the rows of ten thousand jobs are megabytes.

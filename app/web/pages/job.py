@@ -154,11 +154,8 @@ def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
 
 
 def first_rows(services: Services, job_id: int, own: Mapping[str, Any], limit: int) -> Markup:
-    """Return `limit` rows of a table that units reported: the largest by its first column of `SIZES`, or the first.
-
-    Args:
-        own: One of `results.list_tables`.
-    """
+    """Return `limit` rows of a table that units reported, one of `results.list_tables`: the largest by its first column
+    of `SIZES`, or the first."""
     columns = [column["name"] for column in own["columns"]]
     size = next((name for name in SIZES if name in columns), None)
     sort = None if size is None or own["rows"] > MAX_SORTED else f"-{size}"

@@ -94,11 +94,8 @@ def _described(services: Services, kind: str) -> dict[str, Any]:
 
 
 def _fields(described: Mapping[str, Any], of: str | None) -> list[Field]:
-    """Return the fields of a kind with its defaults. `of`: the kind of the specs in it; None: its example's.
-
-    Raises:
-        NotFound: `of` is no kind that they may have.
-    """
+    """Return the fields of a kind with its defaults. `of`: the kind of the specs in it; None: its example's. Raises
+    NotFound for one that they may not have."""
     known = forms.side_kinds(described["kind"])
     if of is not None and of not in known:
         raise NotFound(f"A {described['kind']} holds no spec of kind {of!r}; kinds: {', '.join(known)}.")

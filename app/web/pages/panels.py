@@ -22,11 +22,7 @@ router = APIRouter(prefix="/jobs/{job_id}")
 
 
 def results_of(services: Services, job_id: int) -> JobResults:
-    """Return a job's results.
-
-    Raises:
-        NotFound: there is no such job.
-    """
+    """Return a job's results. Raises NotFound."""
     job, _version = services.reading.job(job_id)
     return JobResults(job, services.database, services.reading, services.files)
 

@@ -141,10 +141,7 @@ def pair(text: str) -> tuple[str, str]:
 
 def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
     """Return the points at these values of coordinates; none where no case has them together, as the panel's form may
-    ask for.
-
-    Raises InvalidRequest if no case has a value that one coordinate shall have.
-    """
+    ask for. Raises InvalidRequest for a value that one coordinate never has."""
     alternatives: dict[str, set[str]] = {}
     known = list(points[0].place) if points else []
     for name, value in map(pair, wanted):
@@ -234,11 +231,8 @@ def figures(
 
 
 def series(points: Sequence[Point], axes: Axes, group: Sequence[str]) -> tuple[str, ...]:
-    """Return the coordinates that make series, as asked for.
-
-    Raises InvalidRequest if there is no such coordinate, or if another one varies: a series would have several values
-    at one place.
-    """
+    """Return the coordinates that make series, as asked for. Raises InvalidRequest for an unknown one, or if another
+    one varies: a series would have several values at one place."""
     known = list(dict.fromkeys(name for point in points for name in point.place))
     group = [results.coordinate_of(name, known) for name in group]
     unknown = [name for name in group if name not in known]

@@ -22,13 +22,8 @@ def bars_of(
     *,
     colours: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draw horizontal bars of parts.
-
-    Args:
-        parts: The parts in the order of the legend.
-        bars: The value of each part in each bar, by the bar's name; the first bar is at the top.
-        colours: The colour of each part; by default those of the palette in turn.
-    """
+    """Draw horizontal bars of parts: the parts in the order of the legend, and the value of each in each bar by the
+    bar's name, the first at the top. `colours`: by default those of the palette in turn."""
     names = list(bars)
     labels = [label(name) for name in names]
     lines = max((text.count("<br>") + 1 for text in labels), default=1)

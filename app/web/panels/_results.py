@@ -75,11 +75,8 @@ class JobResults:
         return table in self.tables and bool(self.tables[table]["rows"])
 
     def rows(self, table: str, *, last: bool = False) -> list[Row]:
-        """Return the first rows of a table, those of the first unit that reported it, or of the last; none if there is
-        no such table.
-
-        A plot of one unit's rows is correct; rows of several processes on top of each other would not be.
-        """
+        """Return the first rows of a table, of the first unit that reported it or of the last: rows of several
+        processes on top of each other would be no correct plot. None if there is no such table."""
         if table not in self.tables:
             return []
         unit = (max if last else min)(self.tables[table]["units"])
@@ -96,10 +93,6 @@ class JobResults:
         return results.table(self._database, choice, Layout(columns=columns, rows=rows), first=MAX_CASES)
 
     def head(self, name: str, limit: int) -> bytes:
-        """Return the first bytes of a file, `limit` at most.
-
-        Raises:
-            NotFound: the job has no such file, or it is gone.
-        """
+        """Return the first bytes of a file, `limit` at most. Raises NotFound."""
         artifact = self._reading.artifact(self.id, name)
         return self._files.open(artifact["sha256"]).head(limit)

@@ -58,16 +58,9 @@ def charts(
     log_y: bool = True,
     folded: bool = False,
 ) -> list[Panel]:
-    """Return the panel of a metric, with a chart for each combination of the coordinates that vary besides the lines.
-
-    Charts are derived from the job's spec, so that ten thousand cells are read only when a plot is drawn.
-
-    Args:
-        metric: One of its metrics; no panel if it has no value.
-        words: The metric's name for people, without its unit.
-        text: How to read it.
-        folded: Whether it is closed at first.
-    """
+    """Return the panel of a metric, with a chart for each combination of the coordinates that vary besides the lines;
+    none if it has no value. Charts are derived from the job's spec, so that ten thousand cells are read only when a
+    plot is drawn. `words`: the metric's name for people, without its unit; `text`: how to read it."""
     sheet = results.sheet
     if metric not in sheet.names("metric") or not (sheet.is_cut or known(measured(sheet, metric))):
         return []

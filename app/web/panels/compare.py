@@ -21,11 +21,7 @@ def panels(results: JobResults) -> Iterator[Panel]:
 
 
 def draw_losses(rows: Sequence[Row]) -> Figure:
-    """Draw a line of each side's losses. The figure's table has their differences, too.
-
-    Args:
-        rows: The table `losses`.
-    """
+    """Draw a line of each side's losses, from the table `losses`. The figure's table has their differences, too."""
     columns = list(rows[0]) if rows else []
     return {
         "data": [

@@ -137,11 +137,7 @@ def draw_exposed(strategies: Mapping[str, Mapping[str, float]], note: str = "") 
 
 
 def draw_timeline(rows: Sequence[Row]) -> Figure:
-    """Draw the spans of one step: a row for each rank and stream.
-
-    Args:
-        rows: Rows of the table `timeline` of one step.
-    """
+    """Draw the spans of one step, rows of the table `timeline`: a row for each rank and stream."""
     ranks = sorted({int(row["rank"] or 0) for row in rows})
     shown = ranks[:MAX_RANKS]
     streams = [stream for stream in STREAMS if any(row["stream"] == stream for row in rows)]

@@ -43,11 +43,8 @@ def panels(results: JobResults) -> Iterator[Panel]:
 
 
 def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure:
-    """Draw the step, a bar for each cause where the bars before it have left the step, and the floor.
-
-    Args:
-        changes: The table `changes`, whose last row is of all changes that help.
-    """
+    """Draw the step, a bar for each cause where the bars before it have left the step, and the floor. The last row of
+    the table `changes` is of all changes that help."""
     step = 100 * _number(causes[0], "lost_ms") / (_number(causes[0], "lost_percent") or 100)
     shown = sorted(causes[:MOST_BARS], key=_is_work)
     bars: list[tuple[str, str, float, float, str]] = [(STEP, "time of a step", 0.0, step, "")]

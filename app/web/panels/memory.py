@@ -78,11 +78,7 @@ def snapshots(rows: Sequence[Row], artifacts: Mapping[str, Mapping[str, Any]]) -
 
 
 def draw_timeline(rows: Sequence[Row]) -> Figure:
-    """Draw the use of memory by category as stacked areas, over the number of the history's entry.
-
-    Args:
-        rows: The table `timeline`.
-    """
+    """Draw the table `timeline`: memory by category as stacked areas, over the number of the history's entry."""
     entries = [row["entry"] for row in rows]
     shown = [name for name in CATEGORIES if any(row[f"{name}_mib"] for row in rows)]
     traces: list[dict[str, Any]] = [
@@ -167,11 +163,8 @@ def entry_text(row: Row) -> str:
 
 
 def draw_peaks(tables: Mapping[str, Sequence[Row]]) -> Figure:
-    """Draw a bar for each phase: MiB of each category at its peak.
-
-    Args:
-        tables: The tables `categories-…`, by phase. A peak that was lost has no values.
-    """
+    """Draw a bar for each phase: MiB of each category at its peak, from the tables `categories-…`. A peak that was lost
+    has no values."""
     bars = {
         phase: {str(row["category"]): float(row["peak_mib"]) for row in rows if row["peak_mib"]}
         for phase, rows in tables.items()

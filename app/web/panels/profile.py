@@ -193,11 +193,8 @@ def roofline_text(ceilings: Sequence[Row]) -> str:
 
 
 def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: Sequence[Row]) -> Figure:
-    """Draw rates over FLOPs per byte, with the rates that the device reaches.
-
-    Args:
-        attention: The table `attention`; parts without a known cost are left out.
-    """
+    """Draw rates over FLOPs per byte, with the rates that the device reaches; parts of `attention` without a known cost
+    are left out."""
     points = [("products", row, escaped(f"{row['operator']} {row['product']}, {row['dtype']}")) for row in products]
     points += [("attention", row, escaped(row["part"])) for row in attention]
     points = [point for point in points if point[1]["tflops"] and point[1]["intensity"]]

@@ -45,12 +45,8 @@ class Point:
 
 
 def points_of(sheet: Sheet, metric: str) -> list[Point]:
-    """Return the points of one metric of a sheet, or of a column that relates one to a reference; a sheet with a column
-    `job` also gives each point its page.
-
-    Raises:
-        KeyError: the sheet has no such metric.
-    """
+    """Return the points of one metric of a sheet, or of a column that relates one to a reference; a column `job` also
+    gives each point its page. Raises KeyError if there is no such metric."""
     names = sheet.names()
     if metric not in (*sheet.names("metric"), *sheet.names("gain")):
         raise KeyError(metric)
@@ -94,12 +90,7 @@ def axes_of(
     points: Sequence[Point], x: str | None = None, values: Mapping[str, Sequence[Scalar]] | None = None
 ) -> Axes:
     """Return the axes of a chart: `x`, or the numeric coordinate with the most values; all others make series.
-
-    values: what varies, if the caller knows it.
-
-    Raises:
-        KeyError: `x` is no coordinate that varies.
-    """
+    `values`: what varies, if the caller knows it. Raises KeyError if `x` does not vary."""
     values = varying(points) if values is None else values
     if x is not None and x not in values:
         raise KeyError(x)
