@@ -256,17 +256,9 @@ def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) 
 
 
 def _dependent(lines: Sequence[Line], names: Sequence[str], fixed: Sequence[str], by: Sequence[str]) -> list[str]:
-    """Return those of `names` that depend on the coordinates `by`: where the other coordinates agree, `by` determines
-    them.
-
-    An implementation's block size is an example, since other implementations have none: it must not split a row over
-    implementations.
-
-    Args:
-        names: the coordinates to judge, the most important first.
-        fixed: coordinates that make the rows in any case.
-        by: the coordinates that make the columns, or the reference.
-    """
+    """Return those of `names`, the most important first, that depend on the coordinates `by`, which make the columns or
+    the reference: where the others agree, `by` determines them. An implementation's block size is an example, since
+    other implementations have none: it must not split a row over implementations. `fixed` make the rows in any case."""
     made_of = list(fixed)
     for name in names:
         if not _follows(lines, name, [*made_of, *by]):

@@ -169,17 +169,10 @@ def compare(
     database: Database, baseline: Sequence[int] | str, candidate: Sequence[int], question: Question = PLAIN
 ) -> Comparison:
     """Compare finished jobs of one kind: one with another, two sets of them, or some with the results that a baseline
-    has of their cases.
-
-    Jobs of one side that measured the same case are several samples of it. Cases are matched with a baseline's by key
-    and device. A case that it has on other devices only is matched with those, and the sentence says that it cannot be
-    compared with them, even if the specs name the devices.
-
-    Raises:
-        NotFound: there is no such baseline or job.
-        Conflict: a job is not finished.
-        InvalidRequest: the jobs are of different kinds, or have no such metric.
-    """
+    has of their cases. Jobs of one side that measured the same case are several samples of it. Cases are matched with a
+    baseline's by key and device; a case that it has on other devices only is matched with those, and the sentence says
+    that it cannot be compared with them, even if the specs name the devices. Raises NotFound, Conflict if a job is not
+    finished, and InvalidRequest if they are of different kinds, or have no such metric."""
 
     def sides(snapshot: Snapshot) -> Pair:
         if isinstance(baseline, str):

@@ -19,15 +19,10 @@ BYTES_AT_ONCE = 16 << 20
 
 
 def copy_everything(source: Database, target: Database) -> dict[str, int]:
-    """Copy all rows in one transaction of the target; returns their number by table.
-
-    Nobody can write to the source meanwhile. It is marked as moved first, and the mark goes if the copy fails: the one
-    that a killed process leaves has to be taken away by hand, but never are two databases in use.
-
-    Raises:
-        Conflict: the target has rows.
-        CannotRunHere: the target is not on PostgreSQL, or has not got every row.
-    """
+    """Copy all rows in one transaction of the target; returns their number by table. Nobody can write to the source
+    meanwhile. It is marked as moved first, and the mark goes if the copy fails: the one that a killed process leaves
+    has to be taken away by hand, but never are two databases in use. Raises Conflict if the target has rows, and
+    CannotRunHere if it is not on PostgreSQL, or has not got every row."""
     if target.backend.engine.dialect.name != "postgresql" or source.backend.engine.dialect.name != "sqlite":
         raise CannotRunHere("A data folder with SQLite moves to PostgreSQL: give --to a postgresql+psycopg:// URL.")
     with source.write() as old:
