@@ -8,16 +8,18 @@ have started this process under that very command.
 
 import argparse
 import base64
+import functools
 import gc
 import itertools
 import json
 import os
+import posix
 import shutil
 import sys
 import tempfile
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,9 @@ from workers.working_directory import enter_empty
 
 TABLE_ROWS = 10
 """Number of rows shown of a table that a unit reports."""
+ENDS = ("_exit", "execv", "execve")
+"""Functions of `os` that may end this process with exit code 0; `os` itself calls them for its others, such as
+`execlp`."""
 
 
 class LocalResults:
@@ -112,6 +117,34 @@ class LocalResults:
         }
 
 
+@contextmanager
+def _nobody_ends_it() -> Iterator[None]:
+    """Make a failure of what would end this process before the job's work is done, maybe with exit code 0, or replace
+    it by another program. Forks of it end as they like."""
+    process, leave = os.getpid(), os._exit
+
+    def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def end(*arguments: Any, **options: Any) -> Any:
+            if os.getpid() != process:
+                return function(*arguments, **options)
+            traceback.print_stack()
+            sys.stderr.write(f"flopwatch run: crashed: the code called os.{name} before the job's work was done\n")
+            sys.stderr.flush()
+            return leave(EXIT_CODES["crashed"])
+
+        return end
+
+    before = [(module, name, getattr(module, name)) for module in (os, posix) for name in ENDS]
+    for module, name, function in before:
+        setattr(module, name, guarded(name, function))
+    try:
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
 def run_here(arguments: list[str]) -> int:
     """Run the spec in a JSON file ("-": standard input); returns the exit code, 0 only if the job succeeded and
     no result is wrong."""
@@ -131,7 +164,7 @@ def run_here(arguments: list[str]) -> int:
         try:
             if code:
                 os.environ.update(uploaded.write(Path(folder) / "code", code))
-            with ending_forks(), _prints_to_stderr():
+            with ending_forks(), _nobody_ends_it(), _prints_to_stderr():
                 _run_units(spec, results, Path(folder))
         except RunnerError as error:
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flopwatch import steps
 from tests.forked import forkserver
@@ -262,11 +264,44 @@ def own(folder: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     return spec, ["--code", str(file)]
 
 
+@pytest.mark.parametrize(
+    ("end", "called"),
+    [
+        ("posix._exit(8)", "_exit"),
+        pytest.param(
+            "threading.Thread(target=os._exit, args=(0,)).start(); threading.Event().wait(9)",
+            "_exit",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("os.fork() and os._exit(0)", "_exit", marks=pytest.mark.long),
+        ("os.execlp('true', 'true')", "execv"),
+    ],
+)
+def test_a_step_that_ends_the_process_is_a_failure(tmp_path: Path, end: str, called: str) -> None:
+    """In a fork of this process, which has torch already."""
+    spec, options = own(tmp_path, ENDS.format(end=end))
+    forked = os.fork()
+    if not forked:
+        sys.stderr = (tmp_path / "err").open("w")
+        torch.set_num_threads(1)  # the threads of the pool are not in a fork
+        code = 0
+        try:
+            code = run_here([str(written(tmp_path, spec)), "--output", str(tmp_path), *options])
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(forked, 0)
+    told = (tmp_path / "err").read_text()
+    assert os.waitstatus_to_exitcode(status) == 70, told
+    assert f"flopwatch run: crashed: the code called os.{called} before the job's work was done" in told
+
+
 def test_forks_of_the_step_end_as_they_like(tmp_path: Path, run: Run) -> None:
     end = "(pid := os.fork()) or os._exit(5); assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5"
+    before = os._exit
     spec, options = own(tmp_path, ENDS.format(end=end))
     code, _, err = run(spec, *options)
     assert code == 0, err
+    assert os._exit is before
 
 
 @pytest.mark.parametrize("closed", ["", "sys.stdout.close()"])
