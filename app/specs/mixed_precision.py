@@ -78,7 +78,7 @@ class MixedPrecisionSpec(SpecBase):
         )
     }
     table_rows: ClassVar[tuple[str, ...]] = ("subject", "accumulation", "autocast")
-    first_tables: ClassVar[tuple[str, ...]] = ("accumulations", "kept-in-float32", "dtypes")
+    first_tables: ClassVar[tuple[str, ...]] = ("accumulations", "kept-in-float32", "float8", "dtypes")
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "accumulations": ("accumulation", "device", "sum", "error", "rounding_error", "adding_error"),
         "dtypes": ("model", "autocast", "tensor", "name", "module_class", "dtype", "cuda_dtype", "kept_in_float32"),

@@ -6,7 +6,8 @@ The results do not depend on time, so the verdicts ignore the load of the host.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import astuple, dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from workers.measure.dtypes import TypedTensor
+    from workers.measure.float8_ranges import Range
     from workers.model.steps import BackwardStep
 
 PRECISIONS: dict[str | None, Literal["fp32", "fp16", "bf16"]] = {"none": "fp32", "fp16": "fp16", "bf16": "bf16"}
@@ -37,6 +39,13 @@ DTYPE_COLUMNS = (
     *AUDITED,
     *Column.parse("tensor, name, module_class, dtype, cuda_dtype, kept_in_float32: boolean, reason"),
 )
+FLOAT8_COLUMNS = (
+    *AUDITED,
+    *Column.parse(
+        "layer, tensor, format, largest: number, scale: number, underflow_percent: number %, "
+        "underflow_unscaled_percent: number %, overflow_unscaled_percent: number %"
+    ),
+)
 KEPT_COLUMNS = (*AUDITED, Column("name", "string"), Column("module_class", "string"))
 
 
@@ -47,6 +56,7 @@ class MixedPrecisionContext(Context):
     accumulations: list[Sequence[Scalar]] = field(default_factory=list)
     dtypes: list[Sequence[Scalar]] = field(default_factory=list)
     kept: list[Sequence[Scalar]] = field(default_factory=list)
+    float8: list[Sequence[Scalar]] = field(default_factory=list)
 
 
 class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
@@ -87,6 +97,8 @@ class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
         if context.dtypes:
             context.report.table("dtypes", DTYPE_COLUMNS, first_rows("dtypes", context.dtypes))
             context.report.table("kept-in-float32", KEPT_COLUMNS, context.kept)
+        if context.float8:
+            context.report.table("float8", FLOAT8_COLUMNS, first_rows("float8", context.float8))
 
 
 RUNNER = MixedPrecisionRunner()
@@ -122,6 +134,7 @@ def plain(number: Decimal) -> str:
 def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial) -> None:
     """Run one step of the cell's model, and keep the data types of its tensors."""
     from workers.measure.dtypes import DtypeAudit
+    from workers.measure.float8_ranges import watched as watched_ranges
     from workers.measure.memory import translate_oom
 
     model, step = build(spec, cell, context.device)
@@ -133,8 +146,13 @@ def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrec
         loss: torch.Tensor = step.loss
         return loss
 
-    with translate_oom("the step"):
+    # Under autocast to bf16, linear layers are those of precision fp8.
+    ranges: AbstractContextManager[list[Range]] = nullcontext([])
+    if cell.autocast == "bf16":
+        ranges = watched_ranges(model)
+    with translate_oom("the step"), ranges as found:
         watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
+    context.float8 += [(cell.audit, cell.autocast, context.device.type, *astuple(one)) for one in found]
     tensors = watched.tensors()
     add_rows(model, tensors, cell, context)
     set_counts(tensors, trial)

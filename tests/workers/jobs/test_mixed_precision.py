@@ -1,14 +1,17 @@
 """The runner of `mixed_precision` in this process."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from app.specs._training import ModelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 from tests.workers.reporting import Report, reported
 from workers.jobs.mixed_precision import RUNNER
+from workers.measure.float8_ranges import range_of
 
 MODEL = ModelSpec(d_model=16, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
 NARROW = {"fp16": "float16", "bf16": "bfloat16"}
@@ -23,6 +26,29 @@ def run(tmp_path: Path):
 def dtypes(report: Report, **values: Any) -> dict[str, Any]:
     """The data types of the rows that have these values, by name."""
     return {row["name"]: row["dtype"] for row in report.table_rows("dtypes", **values)}
+
+
+def test_float8_has_what_8_bits_lose_of_each_factor(run) -> None:
+    report = run(accumulations=[], audits=["transformer"], autocasts=["none", "bf16"])
+    rows = {(row["layer"], row["tensor"]): row for row in report.table_rows("float8")}
+    assert {row["autocast"] for row in rows.values()} == {"bf16"}
+    assert {tensor for layer, tensor in rows if layer == "layers.0.ffn.w1"} == {"input", "weight", "grad_output"}
+    weight, grad = rows["lm_head", "weight"], rows["lm_head", "grad_output"]
+    assert (weight["format"], grad["format"]) == ("e4m3fn", "e5m2")
+    assert weight["scale"] * weight["largest"] == pytest.approx(448)
+    assert grad["scale"] * grad["largest"] == pytest.approx(57344)
+
+
+def test_underflow_and_overflow_are_those_of_the_formats() -> None:
+    """e4m3fn: the least number is 2^-9, half of it rounds to 0, and the largest is 448. The scale is 448 / 896 here."""
+    numbers = torch.tensor([0.0, 2**-11, 2**-9, 1.0, 500.0, -896.0])
+    found = range_of("layer", "input", numbers)
+    assert (found.largest, found.scale) == (896.0, 0.5)
+    assert found.underflow_percent == pytest.approx(100 * 2 / 5)
+    assert found.underflow_unscaled_percent == pytest.approx(100 * 1 / 5)
+    assert found.overflow_unscaled_percent == pytest.approx(100 * 2 / 6)
+    assert range_of("layer", "input", torch.zeros(3)).scale is None
+    assert range_of("layer", "input", torch.tensor([1.0, math.nan])).scale is None
 
 
 def test_a_thousand_hundredths(run, device: str) -> None:
