@@ -13,6 +13,7 @@ from typing import Any
 from app.logs import about
 from app.settings import Settings
 from app.specs._code import RUNS_CODE
+from app.specs.kernel import LINEAR
 from app.store.database.engine import Database, open_database
 from app.store.files.opening import open_files
 from app.store.queue.hosts import gpus_of_one_job
@@ -49,7 +50,7 @@ STEADY_S = 0.5
 
 def capabilities(*, allow_code: bool) -> frozenset[str]:
     """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
-    registries = {"attention": ATTENTION.names(), "kernel": KERNELS.names(), "model": MODELS.names()}
+    registries = {"attention": ATTENTION.names(), "kernel": [*KERNELS.names(), LINEAR], "model": MODELS.names()}
     registries["change"] = CHANGES.names()
     names = {**registries, tools.FAMILY: tools.installed()}
     qualified = {f"{family}:{name}" for family, members in names.items() for name in members}

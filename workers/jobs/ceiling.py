@@ -131,6 +131,7 @@ class CeilingRunner(GridRunner[CeilingContext]):
     def _make_product(self, size: int, precision: str, context: CeilingContext) -> Workload:
         import torch
 
+        from workers.measure.linear_products import scaled_product
         from workers.model.precision import PRECISIONS
 
         dtype = torch.bfloat16 if precision.startswith(FP8) else PRECISIONS[precision].compute_dtype
@@ -138,11 +139,7 @@ class CeilingRunner(GridRunner[CeilingContext]):
         a, b = (torch.randn(size, size, generator=context.generator, device=device).to(dtype) for _ in range(2))
         if precision.startswith(FP8):
             left, right = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
-            shapes = ((), ()) if precision == FP8 else ((size, 1), (1, size))
-            one, other = (torch.ones(shape, device=device) for shape in shapes)
-            return lambda: void(
-                torch._scaled_mm(left, right, one, other, out_dtype=torch.bfloat16, use_fast_accum=True)
-            )
+            return scaled_product(left, right, by_row=precision != FP8, fast=True)
         out = torch.empty_like(a)
         return lambda: void(torch.mm(a, b, out=out))
 

@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from app.specs.kernel import KernelCell, KernelSpec
+from app.specs.kernel import KernelCell, KernelSpec, PlanCell
 from kernels.registry import KERNELS, Implementation, Kernel, UnknownName
 from workers import uploaded
+from workers.jobs._grid import Trial
 from workers.jobs._grid.operations import OperationContext, OperationRunner
-from workers.jobs._values import Values
+from workers.jobs._values import Metric, Values
 from workers.outcome import InvalidEnvironment, Unsupported
 from workers.torch_host import load
 
@@ -26,19 +27,37 @@ class KernelRunner(OperationRunner):
     kind = "kernel"
     rates = (("gb_per_s", "GB/s"), ("ceiling_percent", "%"))
 
+    def precision_of(self, cell: KernelCell | PlanCell) -> str | None:
+        """Return the cell's data type; a plan computes in several."""
+        return None if isinstance(cell, PlanCell) else cell.dtype
+
+    def metrics(self, spec: Any, cell: KernelCell | PlanCell) -> list[Metric]:
+        from workers.jobs import _linear_plan
+
+        return _linear_plan.metrics(spec) if isinstance(cell, PlanCell) else super().metrics(spec, cell)
+
+    def measure(self, spec: Any, cell: KernelCell | PlanCell, context: OperationContext, trial: Trial) -> None:
+        from workers.jobs import _linear_plan
+
+        if isinstance(cell, PlanCell):
+            _linear_plan.measure(spec, context, trial)
+        else:
+            super().measure(spec, cell, context, trial)
+
     def reference_of(self, spec: KernelSpec, cell: KernelCell) -> Any:
         return cell.dtype, cell.rows, cell.columns
 
     def check(self, spec: KernelSpec) -> None:
         """Refuse a job whose operation is not here, that names an implementation which no operation has, or whose own
         code cannot be imported."""
-        kernel_of(spec)
-        for name in spec.implementations:
-            try:
-                installed(spec, name)
-            except Unsupported:  # only then are the modules of other operations imported
-                if name not in implementations_of_all():
-                    raise
+        if not spec.plans:
+            kernel_of(spec)
+            for name in spec.implementations:
+                try:
+                    installed(spec, name)
+                except Unsupported:  # only then are the modules of other operations imported
+                    if name not in implementations_of_all():
+                        raise
         if spec.code is not None:
             uploaded.implementation(spec.code, of=spec.kernel)
 

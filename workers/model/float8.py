@@ -6,10 +6,13 @@ has many operations for each number that is cast.
 """
 
 import dataclasses
+import functools
 import importlib
 import logging
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -45,10 +48,17 @@ class LinearLayer:
     in_fp8: bool = False
     why: str = ""
     """Why it does, or does not."""
+    readers: int = 1
+    """How many layers, called one after the other, have its input: compiled, they cast it once."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, K and N of its product of the forward pass."""
+        return self.rows, self.in_features, self.out_features
 
     @property
     def flops(self) -> int:
-        return 2 * self.rows * self.in_features * self.out_features
+        return 2 * math.prod(self.sizes)
 
 
 def float8() -> Any:
@@ -123,6 +133,31 @@ def candidates(model: nn.Module, *, model_has_loss: bool) -> Iterator[tuple[str,
             type(module).forward is nn.Linear.forward or (isinstance(module, OutputLayer) and not model_has_loss)
         ):
             yield name, module
+
+
+@contextmanager
+def calls_of(layers: Iterable[tuple[str, nn.Linear]]) -> Iterator[list[LinearLayer]]:
+    """Yield a list that takes each of the layers as often as it is called in a forward pass. Layers that read one input
+    follow each other."""
+    calls: list[LinearLayer] = []
+    last: Tensor | None = None
+
+    def hear(layer: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor, *, name: str) -> None:
+        nonlocal last
+        if not output.requires_grad or torch._C._current_graph_task_id() >= 0:  # a second pass of a checkpoint
+            return
+        source = inputs[0] if inputs else output
+        before = calls[-1].readers if last is source else 0
+        last = source  # alive, so that no other tensor is taken for it
+        rows = output.numel() // layer.out_features
+        calls.append(LinearLayer(name, rows, layer.in_features, layer.out_features))
+        calls[-before - 1 :] = [dataclasses.replace(one, readers=before + 1) for one in calls[-before - 1 :]]
+
+    with ExitStack() as hooks:
+        for name, layer in layers:
+            hook: Any = functools.partial(hear, name=name)
+            hooks.callback(layer.register_forward_hook(hook).remove)
+        yield calls
 
 
 def convert(model: nn.Module, layers: Sequence[LinearLayer], recipe: str, *, emulate: bool) -> None:

@@ -72,6 +72,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
         {"step_code": CODE},
     ],
+    "kernel": [{}, {"kernel": "linear", "model": {"size": "small"}}, {"kernel": "linear", "step_code": CODE}],
 }
 """Specs in which, between them, every field of a kind has an effect. Of other kinds, each field always has one."""
 

@@ -1,17 +1,23 @@
 """The runner of `kernel` in this process."""
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from app.specs.kernel import KernelSpec
 from kernels.registry import KERNELS
 from tests.workers.reporting import Report, reported
+from workers.jobs._linear_plan import Times, sentences
 from workers.measure.ceilings import Ceilings
+from workers.measure.linear_products import PRODUCTS
 from workers.measure.process_settings import settings
+from workers.measure.stopwatch import Timing
+from workers.model.float8 import LinearLayer
 from workers.outcome import Unsupported
 from workers.uploaded import BrokenCode
 
@@ -196,3 +202,134 @@ def test_modules_of_other_operations_are_not_imported(tmp_path: Path, monkeypatc
     monkeypatch.setattr("kernels.compiling.compiled", lambda function: function)  # it takes seconds
     report = run(tmp_path, kernel="rms_norm", implementations=["torch", "compiled"], mode="forward", device="cpu")
     assert report.cell(implementation="torch")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_a_plan_has_each_linear_layer_of_a_model_in_bf16_and_in_each_recipe(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    sizes = {"d_model": 32, "d_ff": 48, "num_layers": 3, "num_heads": 2, "vocab_size": 40}
+    report = run(tmp_path, kernel="linear", model=sizes, batch_size=2, context_length=16, device="cpu")
+    rows = {(row["layer"], row["precision"]): row for row in report.table_rows("linears")}
+    precisions = ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
+    assert [key[1] for key in rows][:4] == precisions
+    w2, head = rows["layers.*.ffn.w2", "rowwise"], rows["lm_head", "rowwise"]
+    assert [w2[name] for name in ("layers", "tokens", "in_features", "out_features")] == [3, 32, 48, 32]
+    products = [w2[f"{name}_ms"] for name in ("forward", "grad_input", "grad_weight")]
+    assert w2["casts_ms"] == pytest.approx(max(0.0, w2["whole_ms"] - sum(products)))
+    assert head["whole_ms"] is None, "40 words are no multiple of 16"
+    medians = {row["metric"]: row["median"] for row in report.rows}
+    for name in precisions:
+        of_precision = {layer: row for (layer, at), row in rows.items() if at == name}
+        whole = [
+            row["layers"] * (row["whole_ms"] or rows[layer, "bf16"]["whole_ms"]) for layer, row in of_precision.items()
+        ]
+        assert medians[f"{name}_ms"] == pytest.approx(sum(whole))
+    assert medians["planned_rowwise_ms"] is None
+    assert "on a GPU" in report.table_rows("plan")[-1]["plan"]
+
+
+STEP = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+class Twice(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def make_step(device, rows=16):
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(32, 48), "b": torch.nn.Linear(48, 32), "no": Twice(32, 32)})
+    model.to(device)
+
+    @torch.compile
+    def forward(x):
+        return model["no"](model["b"](model["a"](x)))
+
+    def step():
+        x = torch.randn(2, rows // 2, 32, device=device)
+        with torch.no_grad():
+            forward(x)
+        for _ in range(3):
+            (checkpoint(forward, x, use_reentrant=False).sum() + model["b"](model["a"](x[:1])).sum()).backward()
+
+    return step
+"""
+
+
+def test_a_plan_of_ones_own_step_has_the_layers_of_its_forward_pass(own) -> None:
+    """With the tokens of each call; without those of passes that keep no gradients or repeat a checkpoint."""
+    pytest.importorskip("torchao")
+    report = own(STEP, "make_step", "step_code", kernel="linear", recipes=["rowwise"], arguments={"rows": 32})
+    names = ("layer", "layers", "tokens", "in_features", "out_features")
+    rows = report.table_rows("linears", precision="rowwise")
+    assert {tuple(row[name] for name in names) for row in rows} == {
+        *(("a", 3, 32, 32, 48), ("a", 3, 16, 32, 48), ("b", 3, 32, 48, 32), ("b", 3, 16, 48, 32))
+    }
+    assert report.rows[0]["case"]["model"] == "make_step@mine.py"
+
+
+def test_a_layer_pays_if_the_intervals_do_not_overlap() -> None:
+    plain, close, far = (Times({}, 2.0, one) for one in ((1.8, 2.2), (1.7, 1.85), (1.2, 1.6)))
+    assert not close.pays(plain)
+    assert far.pays(plain)
+
+
+def test_operations_beside_a_layer_take_none_of_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 a layer takes 2 ms, and 3 between others; a recipe 2.5 between them."""
+    pytest.importorskip("torchao")
+    known = {("bf16", False): 2.0, ("bf16", True): 3.0, ("rowwise", True): 2.5}
+    name = "workers.jobs._linear_plan"
+    monkeypatch.setattr(f"{name}.whole_work", lambda *sizes, readers, between: readers * known[sizes[3], between])
+    monkeypatch.setattr(f"{name}.product_works", lambda *_: dict.fromkeys(PRODUCTS, 0.5))
+    timed = lambda _, work, **options: Timing(array("d", [work] * 3), None, 1, None, host_bound=False)  # noqa: E731
+    monkeypatch.setattr("workers.measure.stopwatch.HostStopwatch.time", timed)
+    sizes = {"d_model": 32, "d_ff": 32, "num_layers": 1, "num_heads": 1, "vocab_size": 32}
+    report = run(tmp_path, kernel="linear", model=sizes, recipes=["rowwise"], context_length=16, device="cpu")
+    found = {
+        row["precision"]: (row["whole_ms"], row["casts_ms"], row["speedup"]) for row in report.table_rows("linears")
+    }
+    assert found == {"bf16": (2.0, 0.5, 1.0), "rowwise": (1.5, 0.0, 2.0 / 1.5)}
+
+
+def test_a_plan_knows_which_layers_read_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    found: list[LinearLayer] = []
+    times = {"bf16": Times(dict.fromkeys(PRODUCTS, 1.0), 3.0, (3.0, 3.0))}
+    monkeypatch.setattr("workers.jobs._linear_plan._times", lambda _spec, layer, *_: found.append(layer) or times)
+    sizes = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 64}
+    run(tmp_path, kernel="linear", model=sizes, recipes=["rowwise"], context_length=16, device="cpu")
+    readers = {layer.name.rpartition(".")[2]: layer.readers for layer in found}
+    assert readers == {"q_proj": 3, "output_proj": 1, "w1": 2, "w2": 1, "lm_head": 1}
+
+
+def test_a_plan_names_the_filter_or_says_why_there_is_none() -> None:
+    sums = {"bf16_ms": 4.0, "rowwise_ms": 5.0, "planned_rowwise_ms": 3.0}
+    gpu = torch.device("cuda")
+    assert (
+        "fp8_filter=layers.*.a,layers.*.b, 1 ms"
+        in sentences(sums, {"rowwise": ["layers.*.a", "layers.*.b"]}, gpu, allowed=True)[-1]
+    )
+    assert "no layer is shown to pay" in sentences(sums, {"rowwise": []}, gpu, allowed=True)[-1]
+    assert "multiples of 16" in sentences(sums, {"rowwise": []}, gpu, allowed=False)[-1]
+
+
+def test_a_plan_on_a_device_without_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.jobs._linear_plan.why_no_precision", lambda device, precision: f"no {precision}")
+    report = run(tmp_path, kernel="linear", model={"size": "tiny"}, device="cpu")
+    assert {row["reason"] for row in report.rows} == {"kernel linear: no fp8"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": {"size": "tiny"}}, "is for kernel linear"),
+        ({"step_code": CODE}, "is for kernel linear"),
+        ({"kernel": "linear"}, "give model.size, or step_code"),
+        ({"kernel": "linear", "model": {"size": "tiny"}, "step_code": CODE}, "give model.size, or step_code"),
+        ({"kernel": "linear", "model": {"size": "tiny"}, "arguments": {"rows": 1}}, "choose step_code"),
+        ({"kernel": "linear", "model": {"size": "tiny"}, "recipes": ["rowwise", "rowwise"]}, "there twice"),
+    ],
+)
+def test_what_no_plan_has_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        KernelSpec(**fields)
