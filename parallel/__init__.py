@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .fully_sharded import FullyShardedDataParallel
     from .process_group import Rank, RanksFailed, RanksTimedOut, launch
     from .sharded_optimizer import ShardedOptimizer
+    from .uneven import in_step
 
 __all__ = [
     "BucketedDataParallel",
@@ -28,6 +29,7 @@ __all__ = [
     "ShardedOptimizer",
     "accounting",
     "collectives",
+    "in_step",
     "launch",
     "node_ranks",
     "nodes",
@@ -42,6 +44,7 @@ _OF_MODULES = {
     "fully_sharded": ["FullyShardedDataParallel"],
     "process_group": ["Rank", "RanksFailed", "RanksTimedOut", "launch"],
     "sharded_optimizer": ["ShardedOptimizer"],
+    "uneven": ["in_step"],
 }
 _HOMES = {name: f".{module}" for module, names in _OF_MODULES.items() for name in names}
 

@@ -216,17 +216,21 @@ def start_together(
     return StartedTogether([start_all() if timeline is None else timeline.note_together(start_all)], keep)
 
 
-def broadcast_module(module: nn.Module, group: dist.ProcessGroup, device: torch.device | None = None) -> None:
-    """Overwrite parameters and buffers with those of the group's first rank; tied ones once. Tensors are sent as bytes,
-    so that every dtype works.
+def broadcast_module(
+    module: nn.Module, group: dist.ProcessGroup, device: torch.device | None = None, *, recurse: bool = True
+) -> None:
+    """Overwrite parameters and buffers with those of the group's first rank; tied ones once.
+
+    Tensors are sent as bytes, so that every dtype works; those on the meta device stay.
 
     Args:
         device: Where the ranks compare their modules; None: where the first tensor is.
+        recurse: False: only the tensors of the module itself.
 
     Raises:
         RuntimeError: the ranks' modules differ in names, shapes or dtypes.
     """
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    named = {**dict(module.named_parameters(recurse=recurse)), **dict(module.named_buffers(recurse=recurse))}
     described = [(name, tuple(t.shape), t.stride(), str(t.dtype), t.requires_grad) for name, t in named.items()]
     if not named:
         return
@@ -235,7 +239,7 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup, device: torch.
     source = dist.get_global_rank(group, 0)
     with torch.no_grad():
         for tensor in named.values():
-            if tensor.numel():
+            if tensor.numel() and not tensor.is_meta:
                 dense = tensor.detach().contiguous()
                 dist.broadcast(dense.view(-1).view(torch.uint8), source, group=group)
                 if dense.data_ptr() != tensor.data_ptr():
@@ -309,8 +313,7 @@ class GradientUsage:
         self,
         used: Iterable[bool],
         device: torch.device,
-        group: dist.ProcessGroup,
-        *,
+        *groups: dist.ProcessGroup,
         order: int | None = None,
         again: bool = False,
     ) -> None:
@@ -333,7 +336,9 @@ class GradientUsage:
             numbers = self._flags[:8].view(torch.int32)
             for at, number in enumerate((order, ~order)):  # of one number, the largest bytes of both are complements
                 numbers[at].fill_(number)
-        self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, group)
+        for group in groups[:-1]:
+            start_all_reduce(self._flags, dist.ReduceOp.MAX, group).wait()
+        self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, groups[-1])
         self._answer: list[int] | None = None
 
     def used_on_any_rank(self, index: int) -> bool:

@@ -21,6 +21,7 @@ al., 2023, sections 3.2 and 3.3). All ranks start operations in the same order: 
 """
 
 import functools
+import math
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,14 +41,17 @@ from .collectives import (
     averaging,
     broadcast_module,
     check_dtype,
+    check_same_everywhere,
     group_of,
     owns_its_memory,
     start_all_reduce,
+    start_all_reduces,
     start_reduce_scatter,
     start_together,
 )
+from .meta import children_first, materialise, reset_parameters
 from .sharded_gradient import NO_HOOKS, ShardedPart, parts_replaced
-from .sharded_state import broadcast_objects, broadcast_whole, full_optimizer_state, load_full_optimizer_state
+from .sharded_state import broadcast_objects, broadcast_whole, full_optimizer_state, is_first, load_full_optimizer_state
 from .sharded_unit import (
     BackwardState,
     ForwardPass,
@@ -103,13 +107,22 @@ class FullyShardedDataParallel(nn.Module):
             the optimizer's state stay divided (ZeRO stage 2).
         prefetch: Units that are gathered ahead of the one that computes, each with its memory; 0: each is gathered when
             it is needed, and computing waits for it.
+        replicas: The ranks that have the same parts as this one, for hybrid sharding: gradients are averaged over
+            `process_group`, and then over these. Every process group must have as many ranks, and the first ranks of
+            all groups of replicas must be one process group.
+        device: Where to make the parts of a module that is on the meta device. No full model exists at any time, only
+            one module's own parameters.
+        initialise: Fills a meta module's own parameters and buffers; called for each module that has any on the meta
+            device, children first, when these are on `device`. None: its `reset_parameters` does.
 
     Raises:
         RuntimeError: no process group is initialised, or the ranks' modules differ.
         TypeError: a recurrent module of torch, which keeps its parameters in a second place; a compiled module, or one
-            that is wrapped already, in whole or in part; a parameter with a hook; two parameters in one memory; or
-            a `compute_dtype` or `reduce_dtype` that is no floating-point dtype.
-        ValueError: the module is on the meta device, `prefetch` is negative, or this rank is not in the process group.
+            that is wrapped already, in whole or in part; a parameter with a hook; two parameters in one memory; a
+            module on the meta device that has no `reset_parameters`; or a `compute_dtype` or `reduce_dtype` that is no
+            floating-point dtype.
+        ValueError: the module is on the meta device, and `device` is missing; `prefetch` is negative; this rank is not
+            in the process group; or `replicas` are ranks that have other parts.
     """
 
     def __init__(
@@ -121,15 +134,30 @@ class FullyShardedDataParallel(nn.Module):
         reduce_dtype: torch.dtype | None = None,
         reshard_after_forward: bool = True,
         prefetch: int = 1,
+        replicas: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        initialise: Callable[[nn.Module], None] | None = None,
     ) -> None:
         super().__init__()
         self.group = group_of(process_group)
+        self.replicas = None if replicas is None else group_of(replicas)
+        self._groups = [self.group] if replicas is None else [replicas, self.group]
+        """Groups over which a broadcast, one after the other, reaches every rank from the first."""
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.reshard_after_forward, self.prefetch = reshard_after_forward, prefetch
-        _refuse_unsuited(module, prefetch, compute_dtype, reduce_dtype)
+        _refuse_unsuited(module, prefetch, device, compute_dtype, reduce_dtype)
+        meta = {child for child in module.modules() if any(tensor.is_meta for tensor in _own_tensors(child))}
+        is_meta = any(parameter.is_meta for parameter in module.parameters())
         self.module, self._device = module, next((p.device for p in module.parameters()), torch.device("cpu"))
-        broadcast_module(module, self.group, self._device)
+        if is_meta:
+            self._device = torch.empty(0, device=device).device
+            materialise(module, self._device, lambda parameter: not self._is_sharded(parameter))
+        _check_replicas(self.replicas, self.group, self._device)
+        for group in self._groups:
+            broadcast_module(module, group, self._device)
         self.units = self._make_units()
+        if is_meta:
+            self._initialise(initialise or reset_parameters, meta)
         held = {id(parameter.part) for unit in self.units for parameter in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
         """Parameters that every rank keeps whole and computes with directly."""
@@ -146,6 +174,8 @@ class FullyShardedDataParallel(nn.Module):
         self._reducing: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
         self.synchronizes, self._unfinished, self._unsent, self.reads_parts = True, False, False, False
         """`_unsent`: `no_sync` has left full gradients. `reads_parts`: `state_dict` gives parts, as to us."""
+        self._replicating: list[tuple[StartedTogether, list[tuple[UnitParameter, Tensor]]]] = []
+        """Reduced gradients that are being averaged over replicas."""
         self._unused_here: list[tuple[UnitParameter, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use, but that another rank may have used."""
         self._used: set[str] = set()
@@ -285,6 +315,25 @@ class FullyShardedDataParallel(nn.Module):
     def _is_sharded(self, parameter: Tensor) -> bool:
         return parameter.dim() >= 2 and self.group.size() > 1
 
+    @torch.no_grad()
+    def _initialise(self, initialise: Callable[[nn.Module], None], meta: set[nn.Module]) -> None:
+        """Fill parts and buffers of modules that were on the meta device, one by one; every rank gets the first rank's
+        values."""
+        filled: set[int] = set()
+        for child in filter(meta.__contains__, children_first(self.module)):
+            parts = {n: p for n, p in child._parameters.items() if p is not None and id(p) in self._sharded}
+            for name, part in parts.items():
+                whole = self._sharded[id(part)].empty(part.dtype, self._device)
+                child._parameters[name] = nn.Parameter(whole, part.requires_grad)
+            initialise(child)
+            for group in self._groups:
+                broadcast_module(child, group, self._device, recurse=False)
+            for name, part in parts.items():
+                if id(part) not in filled:
+                    self._sharded[id(part)].copy_part(part.detach(), child.get_parameter(name))
+                child._parameters[name] = part
+                filled.add(id(part))
+
     def _outside(self, unit_modules: Any) -> list[nn.Module]:
         inside = {id(child) for module in unit_modules for child in module.modules()}
         return [child for child in self.module.modules() if id(child) not in inside]
@@ -411,7 +460,8 @@ class FullyShardedDataParallel(nn.Module):
                 self._settle(one)
 
     def _note(self, operation: str) -> None:
-        """Add an operation to those whose order must be the same on all ranks."""
+        """Add an operation to those whose order must be the same on all ranks: not what the backward pass gathers,
+        since replicas may have other units whole, from a forward pass of their own."""
         self._order = zlib.crc32(operation.encode(), self._order) & 0x7FFF_FFFF
 
     def _begin(self, unit: ShardedUnit) -> None:
@@ -464,9 +514,10 @@ class FullyShardedDataParallel(nn.Module):
     def _discard_gradients(self) -> None:
         """Forget the gradients of a step in whose backward pass an error was raised: they are of a part of it."""
         self._forget_passes()
-        for started, _ in self._reducing:
+        for started, _ in (*self._reducing, *self._replicating):
             started.wait()
         self._reducing.clear()
+        self._replicating.clear()
         self._unused_here.clear()
         self._used.clear()
         self._unfinished = self._unsent = False
@@ -485,7 +536,8 @@ class FullyShardedDataParallel(nn.Module):
 
     @functools.cached_property
     def _averaging(self) -> Averaging:
-        return averaging(self.group, self._device)
+        each = [averaging(group, self._device) for group in self._groups]
+        return Averaging(each[0].operation, math.prod(one.factor for one in each))
 
     @torch.no_grad()
     def _hold(self, unit: ShardedUnit) -> None:
@@ -538,6 +590,23 @@ class FullyShardedDataParallel(nn.Module):
     def _take_reduced(self) -> None:
         started, results = self._reducing.pop(0)
         started.wait()
+        if self.replicas is None:
+            self._add_up(results)
+            return
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for _, result in results:
+            kinds.setdefault(result.dtype, []).append(result)
+        works = [start_all_reduces(kind, self._averaging.operation, self.replicas) for kind in kinds.values()]
+        self._replicating.append((StartedTogether(works), results))
+        while len(self._replicating) > 1:
+            self._take_replicated()
+
+    def _take_replicated(self) -> None:
+        started, results = self._replicating.pop(0)
+        started.wait()
+        self._add_up(results)
+
+    def _add_up(self, results: list[tuple[UnitParameter, Tensor]]) -> None:
         for parameter, result in results:
             if parameter.name in self._used:
                 parameter.add_gradient(result)
@@ -581,13 +650,17 @@ class FullyShardedDataParallel(nn.Module):
         sharded = [parameter for unit in self.units for parameter in unit.sharded if parameter.part.requires_grad]
         names = [*(parameter.name for parameter in sharded), *kept]
         if names:
-            usage = GradientUsage((name in self._used for name in names), self._device, self.group, order=self._order)
+            usage = GradientUsage(
+                (name in self._used for name in names), self._device, *self._groups, order=self._order
+            )
             if self._order != self._checked_order and not usage.is_one_order():
                 raise RuntimeError(_OTHER_ORDER)
             self._checked_order, self._order = self._order, 0
             self._average_kept(kept, usage, offset=len(sharded))
             while self._reducing:
                 self._take_reduced()
+            while self._replicating:
+                self._take_replicated()
             numbers = {name: number for number, name in enumerate(names)}
             for parameter, result in self._unused_here:
                 if usage.used_on_any_rank(numbers[parameter.name]):
@@ -606,7 +679,8 @@ class FullyShardedDataParallel(nn.Module):
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             if not self._averaging.in_operation:
                 flat.mul_(self._averaging.factor)
-            start_all_reduce(flat, self._averaging.operation, self.group).wait()
+            for group in self._groups:
+                start_all_reduce(flat, self._averaging.operation, group).wait()
             pieces = flat.split([parameter.numel() for _, parameter in kind])  # type: ignore[no-untyped-call]
             averages = [piece.view(parameter.shape) for (_, parameter), piece in zip(kind, pieces, strict=True)]
             here = [place for place, (_, parameter) in enumerate(kind) if parameter.grad is not None]
@@ -655,7 +729,7 @@ class FullyShardedDataParallel(nn.Module):
                 device one full parameter exists at a time. False: every rank gets them, on their devices.
         """
         self._free_all()
-        keeps = not rank0_only or self.group.rank() == 0
+        keeps = not rank0_only or is_first(self._groups)
         named = self._state_of_parts()
         copies: dict[int, Tensor] = {}
         # Tied parameters are gathered once.
@@ -680,17 +754,17 @@ class FullyShardedDataParallel(nn.Module):
         self._free_all()
         places = self._state_of_parts()
         error = None
-        if self.group.rank() == 0:
+        if is_first(self._groups):
             shapes = {n: self._sharded[id(v)].shape if id(v) in self._sharded else v.shape for n, v in places.items()}
             error = _why_not_loaded(state or {}, shapes)
-        (error,) = broadcast_objects([error], self.group, self._device)
+        (error,) = broadcast_objects([error], self._groups, self._device)
         if error is not None:
             raise ValueError(error)
         for name, place in {id(value): (name, value) for name, value in places.items()}.values():
             sharded = self._sharded.get(id(place))
             shape = place.shape if sharded is None else sharded.shape
-            value = state[name] if state is not None and self.group.rank() == 0 else None
-            whole = broadcast_whole(value, shape, place.dtype, place.device, self.group)
+            value = state[name] if state is not None and is_first(self._groups) else None
+            whole = broadcast_whole(value, shape, place.dtype, place.device, self._groups)
             if sharded is None:
                 place.detach().copy_(whole)
             else:
@@ -704,7 +778,7 @@ class FullyShardedDataParallel(nn.Module):
             optimizer: An elementwise optimizer of this wrapper's parameters.
             rank0_only: As in `full_state_dict`; the other ranks' dictionaries are empty.
         """
-        return full_optimizer_state(optimizer, self._sharded, self.group, rank0_only=rank0_only)
+        return full_optimizer_state(optimizer, self._sharded, self._groups, rank0_only=rank0_only)
 
     def load_full_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any] | None) -> None:
         """Load a state with full tensors, from any number of ranks or from one process. Call it on every rank.
@@ -718,7 +792,7 @@ class FullyShardedDataParallel(nn.Module):
                 parameters; raised on every rank.
         """
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
-        load_full_optimizer_state(optimizer, state, self._sharded, names, self.group, self._device)
+        load_full_optimizer_state(optimizer, state, self._sharded, names, self._groups, self._device)
 
     @property
     def _sharded(self) -> dict[int, UnitParameter]:
@@ -741,11 +815,13 @@ def _why_not_loaded(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size
     return None
 
 
-def _refuse_unsuited(module: nn.Module, prefetch: int, *dtypes: torch.dtype | None) -> None:
+def _refuse_unsuited(
+    module: nn.Module, prefetch: int, device: torch.device | str | None, *dtypes: torch.dtype | None
+) -> None:
     if prefetch < 0:
         raise ValueError(f"prefetch must be 0 or more, not {prefetch}")
-    if any(parameter.is_meta for parameter in module.parameters()):
-        raise ValueError("the module is on the meta device: build it on its own (to_empty, and then its values)")
+    if device is None and any(parameter.is_meta for parameter in module.parameters()):
+        raise ValueError("the module is on the meta device: pass device=, where its parts are to be made")
     for option, dtype in zip(("compute_dtype", "reduce_dtype"), dtypes, strict=True):
         check_dtype(option, dtype)
     refuse_wrapped(module)
@@ -759,6 +835,19 @@ def _refuse_unsuited(module: nn.Module, prefetch: int, *dtypes: torch.dtype | No
             )
         if isinstance(child, nn.RNNBase):
             raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
+
+
+def _check_replicas(replicas: dist.ProcessGroup | None, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Check that ranks have the same parts. Raises ValueError on each of them: they have not."""
+    if replicas is None:
+        return
+    try:
+        check_same_everywhere("place", (group.rank(), group.size()), device, replicas)
+    except RuntimeError as error:
+        raise ValueError(
+            "replicas must be the ranks with the same place in process groups of the same size, since they have the "
+            f"same parts: this one is rank {group.rank()} of {group.size()}"
+        ) from error
 
 
 def _refuse_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -779,6 +868,10 @@ def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modu
             yield f"{prefix}{name}", child
         else:
             yield from _unit_modules(child, f"{prefix}{name}.")
+
+
+def _own_tensors(module: nn.Module) -> list[Tensor]:
+    return [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
 
 
 def _in_backward() -> bool:

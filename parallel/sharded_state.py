@@ -3,7 +3,7 @@
 Tensors travel one by one: beyond the parts, each rank's device has one full tensor at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,15 @@ class Travelling:
         self.shape, self.dtype, self.divided = value.shape, value.dtype, divided
 
 
-def broadcast_objects(values: list[Any], group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+def is_first(groups: Sequence[dist.ProcessGroup]) -> bool:
+    """Return True on the rank that is the first of all groups."""
+    return all(group.rank() == 0 for group in groups)
+
+
+def broadcast_objects(values: list[Any], groups: Sequence[dist.ProcessGroup], device: torch.device) -> list[Any]:
     """Return the first rank's objects on every rank."""
-    dist.broadcast_object_list(values, dist.get_global_rank(group, 0), group=group, device=device)
+    for group in groups:
+        dist.broadcast_object_list(values, dist.get_global_rank(group, 0), group=group, device=device)
     return values
 
 
@@ -32,30 +38,32 @@ def broadcast_whole(
     shape: torch.Size,
     dtype: torch.dtype,
     device: torch.device,
-    group: dist.ProcessGroup,
+    groups: Sequence[dist.ProcessGroup],
 ) -> Tensor:
     """Return the first rank's tensor, contiguous, of this dtype and on this device, on every rank; the other ranks pass
     None."""
     whole = torch.empty(shape, dtype=dtype, device=device)
     if value is not None:
         whole.copy_(value)
-    # As bytes, so that every dtype works.
-    dist.broadcast(whole.view(-1).view(torch.uint8), dist.get_global_rank(group, 0), group=group)
+    for group in groups:
+        # As bytes, so that every dtype works.
+        dist.broadcast(whole.view(-1).view(torch.uint8), dist.get_global_rank(group, 0), group=group)
     return whole
 
 
 @torch.no_grad()
 def full_optimizer_state(
-    optimizer: Optimizer, divided: Mapping[int, UnitParameter], group: dist.ProcessGroup, *, rank0_only: bool
+    optimizer: Optimizer, divided: Mapping[int, UnitParameter], groups: Sequence[dist.ProcessGroup], *, rank0_only: bool
 ) -> dict[str, Any]:
     """Return an optimizer's state with full tensors.
 
     Args:
         optimizer: It treats parameters element by element.
         divided: The divided parameters, by their part's identity.
+        groups: A broadcast over one after the other reaches every rank.
         rank0_only: Only the first rank gets the state, in its host's memory.
     """
-    keeps = not rank0_only or group.rank() == 0
+    keeps = not rank0_only or is_first(groups)
     parameters = _parameters(optimizer)
     packed = optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
@@ -75,7 +83,7 @@ def load_full_optimizer_state(
     state: Mapping[str, Any] | None,
     divided: Mapping[int, UnitParameter],
     names: Mapping[int, str],
-    group: dist.ProcessGroup,
+    groups: Sequence[dist.ProcessGroup],
     device: torch.device,
 ) -> None:
     """Load the first rank's state with full tensors: each rank takes its parts.
@@ -91,7 +99,7 @@ def load_full_optimizer_state(
     """
     parameters = _parameters(optimizer)
     ones = [divided.get(id(parameter)) for parameter in parameters]
-    first = group.rank() == 0
+    first = is_first(groups)
     theirs: Mapping[str, Any] = (state or {}) if first else {}
     error = None
     described: dict[int, dict[str, Any]] = {}
@@ -100,14 +108,14 @@ def load_full_optimizer_state(
         if error is None:
             for n, values in theirs.get("state", {}).items():
                 described[n] = {k: _described(v, ones[n]) for k, v in values.items()}
-    error, described, settings = broadcast_objects([error, described, theirs.get("param_groups")], group, device)
+    error, described, settings = broadcast_objects([error, described, theirs.get("param_groups")], groups, device)
     if error is not None:
         raise ValueError(error)
     for number, values in described.items():
         for name, value in values.items():
             if isinstance(value, Travelling):
                 sent = theirs["state"][number][name] if first else None
-                whole = broadcast_whole(sent, value.shape, value.dtype, device, group)
+                whole = broadcast_whole(sent, value.shape, value.dtype, device, groups)
                 one = ones[number]
                 if value.divided and one is not None:
                     part = torch.zeros(one.part.shape, dtype=value.dtype, device=device)

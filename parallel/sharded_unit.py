@@ -51,10 +51,7 @@ class UnitParameter:
         """A gradient that `hold_gradient` has kept."""
         ranks = group.size() if self.is_sharded else 1
         self.part_numel = -(-self.numel // ranks)
-        values = original.detach()
-        if self.is_sharded:  # this rank's elements, in one dimension, filled up with zeros
-            values = original.new_zeros(self.part_numel, device=device)
-            self.copy_part(values, original.detach())
+        values = self._values_of(original, device) if self.is_sharded else original.detach()
         self.part = ShardedPart(values, original.requires_grad)
         self.part.group = group if self.is_sharded else None
         self.part.filled = min(max(0, self.numel - group.rank() * self.part_numel), self.part_numel)
@@ -74,6 +71,14 @@ class UnitParameter:
         self.free()
         change_versions([self], 1)
         self.show(self.part)
+
+    def _values_of(self, original: nn.Parameter, device: torch.device) -> Tensor:
+        """Return this rank's elements of the parameter, in one dimension, filled up with zeros; all zeros for a
+        parameter on the meta device."""
+        values = original.new_zeros(self.part_numel, device=device)
+        if not original.is_meta:
+            self.copy_part(values, original.detach())
+        return values
 
     @property
     def part_version(self) -> int:
@@ -110,9 +115,11 @@ class UnitParameter:
         flat = part.new_empty(self.memory.shape)
         start_all_gather(flat, part.detach(), self.group).wait()
         whole = flat[: self.numel].view(self.shape)
-        if whole.stride() == self._strides:
-            return whole
-        return torch.empty_strided(self.shape, self._strides, dtype=whole.dtype, device=whole.device).copy_(whole)
+        return whole if whole.stride() == self._strides else self.empty(whole.dtype, whole.device).copy_(whole)
+
+    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a tensor of the parameter's shape and strides, with any values."""
+        return torch.empty_strided(self.shape, self._strides, dtype=dtype, device=device)
 
     def copy_part(self, part: Tensor, whole: Tensor) -> None:
         """Fill a part with this rank's elements of a full tensor."""
@@ -313,7 +320,7 @@ class ForwardPass:
     def __init__(self) -> None:
         self.order: list[Use] = []
         self.has_gradients = torch.is_grad_enabled()
-        """False: its units' order is not compared with other ranks'."""
+        """False: its units' order counts for nothing, since replicas may run different numbers of such passes."""
         self._first: dict[ShardedUnit, int] = {}
 
     def use(self, unit: ShardedUnit, *, again: bool) -> Use:

@@ -23,6 +23,14 @@ def three_ranks() -> Iterator[Pool]:
     pool.close()
 
 
+@pytest.fixture(scope="package")
+def four_ranks() -> Iterator[Pool]:
+    """Four ranks over gloo: the fewest for hybrid sharding."""
+    pool = Pool(4)
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
 def ranks(three_ranks: Pool) -> Pool:
     """Three ranks: nothing divided by three is exact, or even. With two, tests/workers/jobs/ddp trains."""

@@ -273,7 +273,6 @@ def wrong_arguments() -> list[str]:
         *(error_of(lambda one=one: one(module, process_group=groups)) for one in (fully_sharded, WRAPPERS["naive"])),
         error_of(lambda: fully_sharded(alike)),
         error_of(lambda: parallel.ShardedOptimizer(alike.parameters(), torch.optim.SGD, lr=0.1)),
-        error_of(lambda: fully_sharded(nn.Linear(2, 2, device="meta"))),
     ]
 
 

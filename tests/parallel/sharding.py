@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -11,10 +12,19 @@ from torch import Tensor, nn
 import parallel
 from parallel import collectives
 from parallel.accounting import traffic_factor
+from tests.parallel.models import VOCABULARY, WIDTH, Everything, Fork
 from tests.parallel.training import (
+    close,
     device,
+    different_model,
+    error_of,
+    first_ranks_model,
     fully_sharded_parity,
+    make_steps,
     part,
+    same_gradients,
+    same_state,
+    whole_loss,
 )
 
 
@@ -54,6 +64,47 @@ def bytes_of_a_step() -> dict[str, float]:
         # One byte per weight says which ranks used it, and eight the order of units.
         sent[way] -= (8 + len(weights)) * traffic_factor("all_reduce", ranks)
     return sent
+
+
+def two_by_two() -> dict[str, dist.ProcessGroup]:
+    """Groups of two replicas of two shards."""
+    rank = dist.get_rank()
+    shards = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return {"process_group": shards[rank // 2], "replicas": replicas[rank % 2]}
+
+
+def hybrid() -> None:
+    """Train, save and load with two replicas of two shards."""
+    groups = two_by_two()
+    fully_sharded_parity(**groups)
+    fully_sharded_parity("inside non-reentrant", 3, no_sync="1 finished", **groups)
+    model = parallel.FullyShardedDataParallel(different_model(), **groups)
+    first = first_ranks_model().state_dict()
+    close(model.full_state_dict()["head.weight"], first["head.weight"], "head.weight")
+    assert bool(model.full_state_dict(rank0_only=True)) == (dist.get_rank() == 0)
+    model.load_full_state_dict({name: value + 1 for name, value in first.items()} if dist.get_rank() == 0 else None)
+    for name, value in model.full_state_dict().items():
+        close(value, first[name] + 1, name)
+
+
+def hybrid_branches() -> None:
+    """Some branches are used by one rank only, of which all replicas learn; the last is used by none."""
+    groups, rank = two_by_two(), dist.get_rank()
+    torch.manual_seed(rank)
+    model = parallel.FullyShardedDataParallel(Fork().to(device()), **groups)
+    torch.manual_seed(0)
+    alone = Fork().to(device())
+    inputs = torch.randn(4, 4, device=device())
+    chosen = [[0], [0, 1], [0], [0, 2]]
+    if rank < 2:  # which then gather other units in the backward pass than the replica
+        with torch.no_grad():
+            model(inputs[rank], chosen[rank])
+    model(inputs[rank], chosen[rank]).sum().backward()
+    model.finish_gradient_synchronization()
+    for other in range(4):
+        (alone(inputs[other], chosen[other]).sum() / 4).backward()
+    same_gradients(model, alone)
 
 
 class Plain(nn.Module):
@@ -137,6 +188,79 @@ def accumulated() -> dict[str, float]:
     return errors
 
 
+class Initialised(nn.Module):
+    """All of its modules fill their parameters and buffers themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 11), nn.Linear(11, WIDTH)) for _ in range(3)
+        )
+        self.norm = nn.BatchNorm1d(5, track_running_stats=True)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(self.norm(x))
+
+
+def from_meta(compute: str | None) -> dict[str, Any]:
+    """Build on the meta device; the values are those of a module made with the first rank's seed.
+
+    Returns:
+        The most bytes of parameters that existed at a time, those of all, and the errors of wrong uses.
+    """
+    with torch.device("meta"):
+        module = Initialised()
+    existing: list[int] = []
+
+    def initialise(one: nn.Module) -> None:
+        storages = [
+            t.untyped_storage() for t in (*module.parameters(), *one.parameters(recurse=False)) if not t.is_meta
+        ]
+        existing.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+        one.reset_parameters()
+
+    torch.manual_seed(dist.get_rank())
+    dtype = getattr(torch, compute) if compute else None
+    model = parallel.FullyShardedDataParallel(module, dtype, device=device(), initialise=initialise)
+    torch.manual_seed(0)
+    with device():  # a GPU has random numbers of its own
+        alone = Initialised()
+    for name, value in model.full_state_dict().items():
+        assert torch.equal(value, alone.state_dict()[name]), name
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone))
+    # torch's batch norm takes no bfloat16 input with its float32 statistics.
+    steps = 2 if compute is None else 0
+    for _ in range(steps):
+        for one, optimizer in ((model, ours), (alone, theirs)):
+            whole_loss(one, 0).backward()
+            if one is model:
+                model.finish_gradient_synchronization()
+            make_steps(optimizer)
+    same_state(model, alone)
+    errors = [
+        error_of(lambda: parallel.FullyShardedDataParallel(nn.Linear(2, 2, device="meta"))),
+        error_of(lambda: parallel.FullyShardedDataParallel(Everything().to("meta"), device=device())),
+    ]
+    return {"existing": max(existing), "all": sum(p.nbytes for p in alone.parameters()), "errors": errors}
+
+
+def partly_meta() -> None:
+    """A module that is on the meta device in part keeps the values of its other parts."""
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2, device="meta"))
+    nn.init.constant_(module[0].weight, 7.0)
+    module[1].running_mean.fill_(5.0)
+    module[:2].to(device())
+    state = parallel.FullyShardedDataParallel(module, device=device()).full_state_dict()
+    assert state["0.weight"].eq(7).all()
+    assert state["1.running_mean"].eq(5).all()
+    assert 0 < state["2.weight"].abs().max() < 1
+
+
 def kinds_of_numbers() -> None:
     """Frozen parameters in dtypes that backends do not send."""
     for dtype in (torch.bool, torch.int8, torch.int16, torch.uint16, torch.float8_e4m3fn):
@@ -148,3 +272,14 @@ def kinds_of_numbers() -> None:
         x = torch.eye(3, device=device())
         assert torch.equal(model(x), model.full_state_dict()["weight"] @ kept.float()), dtype
         assert torch.equal(model.full_state_dict()["kept"].float(), kept.float()), dtype
+
+
+def wrong_replicas() -> list[str]:
+    """Groups of which one is both, and replicas that have different parts."""
+    right = two_by_two()
+    crossed = [dist.new_group([0, 3]), dist.new_group([1, 2])][dist.get_rank() in (1, 2)]
+    layer, shards = nn.Linear(4, 4).to(device()), right["process_group"]
+    return [
+        error_of(functools.partial(parallel.FullyShardedDataParallel, layer, process_group=shards, replicas=replicas))
+        for replicas in (shards, crossed)
+    ]

@@ -23,6 +23,13 @@ def test_gradients_may_travel_in_bfloat16(ranks: Pool, wrapper: str) -> None:
         assert report["errors"]["None"] < 1e-5 < 1e-4 < report["errors"]["torch.bfloat16"] < 2**-6
 
 
+def test_ranks_with_fewer_batches_are_named(ranks: Pool) -> None:
+    assert ranks(training.uneven, [4, 4, 4]) == [[4, ""]] * 3
+    for steps, text in ranks(training.uneven, [4, 2, 4]):
+        assert steps == 2
+        assert "rank 1 has no more batches after 2 steps, and rank 0 has" in text
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_gradients_accumulate(ranks: Pool, wrapper: str) -> None:
     ranks(training.accumulation, wrapper)

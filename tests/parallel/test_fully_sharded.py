@@ -49,6 +49,13 @@ def test_bytes_of_a_step(ranks: Pool) -> None:
         assert 3 * sent["P"] <= sent["sharded optimizer"] < 3.6 * sent["P"]
 
 
+def test_replicas_of_shards(four_ranks: Pool) -> None:
+    four_ranks(sharding.hybrid)
+    four_ranks(sharding.hybrid_branches)
+    for errors in four_ranks(sharding.wrong_replicas):
+        assert all("replicas must be the ranks with the same place" in error for error in errors)
+
+
 @pytest.mark.parametrize(
     ("compute", "reduce", "clip"),
     [
@@ -73,6 +80,20 @@ def test_gradients_accumulate_in_the_dtype_of_the_reduction(ranks: Pool) -> None
     for error in ranks(sharding.accumulated):
         for axes in (1, 2):
             assert error[f"float32 {axes}"] < 1e-6 < 1e-4 < error[f"bfloat16 {axes}"]
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_a_module_on_the_meta_device(ranks: Pool, compute: str | None) -> None:
+    for report in ranks(sharding.from_meta, compute):
+        # Beyond the parts, one layer's parameters exist at a time.
+        assert report["existing"] < 0.9 * report["all"]
+        device, values = report["errors"]
+        assert "pass device=" in device
+        assert "Everything has no reset_parameters(), so scalar, scale, count, mask would have any values" in values
+
+
+def test_a_module_of_which_a_part_is_on_the_meta_device(ranks: Pool) -> None:
+    ranks(sharding.partly_meta)
 
 
 def test_frozen_parameters_of_every_dtype(ranks: Pool) -> None:
@@ -180,7 +201,6 @@ def test_wrong_arguments_are_refused(two_ranks: Pool) -> None:
     assert errors[7] == errors[8] == "rank 1 is not in this process group: only its ranks may use it"
     assert "0.weight and 1.weight are two parameters in one memory" in errors[9]
     assert "parameter 0 and parameter 2 are two parameters in one memory" in errors[10]
-    assert "the module is on the meta device" in errors[11]
 
 
 def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None:

@@ -116,6 +116,8 @@ def test_fully_shardeds_options(gpus: Pool) -> None:
         assert sent["fully sharded"] == pytest.approx(3 * sent["P"])
     for error in gpus(sharding.accumulated):
         assert error["float32 2"] < 1e-6 < 1e-4 < error["bfloat16 2"]
+    for report in (*gpus(sharding.from_meta, None), *gpus(sharding.from_meta, "bfloat16")):
+        assert report["existing"] < 0.9 * report["all"]
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

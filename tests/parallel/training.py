@@ -299,6 +299,17 @@ def given_up(wrapper: str) -> None:
     same_as(module, alone)
 
 
+def uneven(numbers: list[int]) -> list[Any]:
+    """Take batches; return their number and the error."""
+    steps = 0
+    try:
+        for _ in parallel.in_step(range(numbers[dist.get_rank()])):
+            steps += 1
+    except RuntimeError as error:
+        return [steps, str(error)]
+    return [steps, ""]
+
+
 def raises(what: str) -> str:
     """The error's text of one wrong use."""
     model = parallel.BucketedDataParallel(nn.Embedding(3, 2, sparse=True), 1)
