@@ -66,6 +66,7 @@ METRICS = {
         MetricProperties("snapshot_mib", None),
         MetricProperties("rounding_mib", None),
         MetricProperties("largest_free_mib", None),
+        MetricProperties("residual_stream_seen_mib", None),
     )
 }
 """Metrics whose unit does not give their direction. Of all others, less time, less memory or a higher rate is better;

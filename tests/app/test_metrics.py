@@ -22,6 +22,7 @@ from app.metrics import better, gain, gain_name, headline, in_a_sentence
         ("tokens_per_s", None, "more"),
         ("tflops", None, "more"),
         ("sum", None, None),
+        ("residual_stream_seen_mib", "MiB", None),
         ("an_own_percent", "%", None),
     ],
 )

@@ -226,6 +226,9 @@ def test_the_residual_stream_is_as_large_as_its_formula(run, parameter_dtype: st
     report = run(precision="bf16", parameter_dtype=parameter_dtype, device=device)
     formula = BATCH * CONTEXT * 16 * size / MIB
     assert value(report, "residual_stream_mib")["median"] == formula
+    seen = value(report, "residual_stream_seen_mib")
+    assert (seen["min"], seen["max"], seen["n"]) == (formula, formula, 3)
+    assert value(report, "residual_streams_seen")["median"] == 3
 
 
 @pytest.mark.parametrize("device", DEVICES)

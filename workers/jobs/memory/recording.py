@@ -20,6 +20,7 @@ from workers.measure.allocations import make_recording, snapshot
 from workers.measure.allocations.categories import Owners, add, owners_of
 from workers.measure.allocations.growth import AfterSteps
 from workers.measure.allocations.recording import PhaseMarks, RecordedStretch
+from workers.measure.allocations.residual import ResidualStream
 from workers.measure.check import Check
 from workers.measure.judging import WrongResult
 from workers.measure.memory import OutOfMemory
@@ -65,6 +66,8 @@ class Session:
     """Trainable parameters that got none; None: unknown."""
     parameters: int | None = None
     """Number of trainable parameters."""
+    streams: list[int] | None = None
+    """Bytes of each block's output, as found among the allocations; None if it could not be observed."""
     saved: list[SavedTensor] = field(default_factory=list)
     """What autograd saves in a forward pass of our step."""
     moments: dict[str, RecordedStretch] = field(default_factory=dict)
@@ -174,7 +177,7 @@ def record_steps(
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
     moments = spec.snapshot_steps or [warmup]
-    own = training.own
+    own, stream = training.own, ResidualStream()
     if own is not None:
         own.takes = f"{warmup} steps to warm up and {spec.measure_steps} recorded ones"
     marks = PhaseMarks(recording, owners, without=() if own is None else [REST])
@@ -196,13 +199,17 @@ def record_steps(
             marks.keep_after = number + 1 in moments
             where.preparation_begins()
             step.prepare()
-            run_step(step.phases, [where, marks])
+            # A hook on a compiled block would cause a recompilation.
+            with nullcontext() if spec.compile or own else stream.of(training.model):
+                run_step(step.phases, [where, stream, marks])
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
     session.parameters = training.trainable
     session.without_gradient = getattr(step, "without_gradient", None)
     session.steps = [*recorded, recording.end()][-spec.measure_steps :]
     for phase in session.phases():
         save_snapshot(session, phase.stretch.phase, phase, report)
+        if phase.stretch.phase == "forward" and not spec.compile and stream.storages:
+            session.streams = stream.sizes_among(phase.stretch.made)
     if own is None and spec.mode != "forward":
         from workers.measure.saved import saved_tensors
 

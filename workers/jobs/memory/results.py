@@ -38,11 +38,14 @@ WHOLE = (
     ("largest_free_mib", "MiB"),
     ("growth_mib_per_step", "MiB"),
     ("residual_stream_mib", "MiB"),
+    ("residual_stream_seen_mib", "MiB"),
+    ("residual_streams_seen", "tensors"),
     ("history_entries", "entries"),
     ("snapshot_mib", "MiB"),
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
+OF_OUR_MODEL = ("residual_stream_mib", "residual_stream_seen_mib", "residual_streams_seen")
 EACH_PHASE = (
     *("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib"),
     *("fragmentation_mib", "largest_free_mib"),
@@ -65,10 +68,7 @@ PEAK_LOST = "the history's beginning is lost, and with it the peak: raise histor
 
 def metrics(spec: MemorySpec, phases: Sequence[str]) -> list[Metric]:
     """Return the metrics of a spec, whose step has these phases, in the order of the report."""
-    without = {
-        *(("residual_stream_mib",) if spec.step_code else ()),
-        *(() if spec.snapshot_steps else ("growth_mib_per_step",)),
-    }
+    without = {*(OF_OUR_MODEL if spec.step_code else ()), *(() if spec.snapshot_steps else ("growth_mib_per_step",))}
     whole = [(name, unit) for name, unit in WHOLE if name not in without]
     return [
         *(Metric(name, None, unit) for name, unit in whole),
@@ -92,7 +92,7 @@ def results(session: Session) -> tuple[Values, list[Check]]:
         add_phase(values, recorded, recorded.stretch.phase)
     add_whole(values, session)
     if session.spec.step_code is None:
-        values.set("residual_stream_mib", None, [residual_stream_bytes(session.spec) / MIB])
+        add_residual_stream(values, session)
     everything = [recorded for step in session.steps for recorded in step]
     if session.initialisation is not None:
         everything = [session.initialisation, *everything]
@@ -221,8 +221,18 @@ def add_whole(values: Values, session: Session) -> None:
     values.set("parameters", None, None if session.parameters is None else [session.parameters], NO_PARAMETERS)
 
 
-def residual_stream_bytes(spec: MemorySpec) -> int:
-    return spec.batch_size * spec.context_length * spec.model.shape()["d_model"] * BYTES[spec.parameter_dtype]
+def add_residual_stream(values: Values, session: Session) -> None:
+    """Set the size of the residual stream by formula, and as measured from its tensors."""
+    spec = session.spec
+    formula = spec.batch_size * spec.context_length * spec.model.shape()["d_model"] * BYTES[spec.parameter_dtype]
+    values.set("residual_stream_mib", None, [formula / MIB])
+    if session.streams:
+        values.set("residual_stream_seen_mib", None, [size / MIB for size in session.streams])
+        values.set("residual_streams_seen", None, [len(session.streams)])
+        return
+    why = "a compiled block's output is not looked at" if spec.compile else "no block's output is among the allocations"
+    values.set("residual_stream_seen_mib", None, None, why)
+    values.set("residual_streams_seen", None, None, why)
 
 
 def check_history(recorded: Sequence[RecordedStretch]) -> Check:

@@ -72,6 +72,8 @@ class Stretch:
     """The use of memory over time, thinned out; peaks stay."""
     at_peak: list[Allocation]
     """The allocations alive at the peak."""
+    made: list[Allocation]
+    """The allocations made in it."""
     lost: bool = False
     """True if the history is longer than the recorder keeps: its beginning, and perhaps its peak, are missing."""
     reserved_at_peak: int | None = None
@@ -117,9 +119,10 @@ class Ledger:
         unseen = self._resume(phase, rewind(blocks, entries)) if lost and blocks is not None else []
         before = dict(self.alive)
         touched, made, missed = self._replay(phase, entries)
+        made = unseen + made
         for one in missed:
             before[one.address] = one
-        self._categorise(phase, unseen + made, owners)
+        self._categorise(phase, made, owners)
         self.categories += [UNKNOWN if one is None else one.category for one in touched]
         self.phases += [phase] * len(entries)
         start, peak, end, points = self._measure(before.values(), entries, touched)
@@ -131,6 +134,7 @@ class Ledger:
             end,
             points,
             at_peak=_alive_at(before, entries, touched, peak.entry),
+            made=made,
             lost=lost,
             reserved_at_peak=None if reserved is None else reserved - _growth(entries[peak.entry + 1 :]),
         )

@@ -74,9 +74,9 @@ def test_a_release_without_allocation_counts_from_the_start() -> None:
 
 def test_an_address_that_is_used_again_is_another_allocation() -> None:
     events = made(("+", SAVED, 8), ("-", SAVED, 8), ("+", SAVED, 16))
-    ledger = Ledger()
-    assert by_category(ledger.follow("forward", events, {}).end.usage) == {"activation": 16}
-    assert [CATEGORIES[one] for one in ledger.categories] == ["temporary"] * 3 + ["activation"]
+    stretch = Ledger().follow("forward", events, {})
+    assert by_category(stretch.end.usage) == {"activation": 16}
+    assert [CATEGORIES[one.category] for one in stretch.made] == ["temporary", "activation"]
 
 
 def test_the_allocators_hold_at_the_peak() -> None:
