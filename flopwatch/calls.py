@@ -13,28 +13,36 @@ from typing import TypeAlias
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 FIRST = {"step": ["device"], "implementation": ["q", "k", "v", "is_causal"]}
 """What a job passes by position to the code of each option."""
+SIZES = ["vocab_size", "context_length", "d_model", "num_layers", "num_heads", "d_ff"]
+"""What it passes by name to a model."""
 
 
 def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | None) -> str | None:
     """Return a sentence for people if a job cannot call the function `name` of a file; None if it can, or if the text
-    does not tell. `option` is how it is used, "step" or "implementation"; others pass, and so do implementations
-    without arguments, since operations have inputs of their own. `arguments`: the names that the job passes; None:
-    nobody knows."""
+    does not tell. `option` is how it is used, "step", "implementation" or "model", which passes unless it begins with
+    `device`, as a step does; others pass, and so do implementations without arguments, since operations have inputs of
+    their own. `arguments`: the names that the job passes; None: nobody knows."""
     found = [node for node in ast.parse(source).body if _binds(node, name)]
     if len(found) != 1 or not isinstance(node := found[0], Function | ast.ClassDef) or node.decorator_list:
         return None
+    methods = {each.name: each for each in node.body if isinstance(each, Function)}
+    if option == "model":
+        made, self = (node, []) if isinstance(node, Function) else (methods.get("__init__"), ["self"])
+        error = None if made is None or _bound(made, [*self, "device"], []) else _bound(made, self, SIZES)
+        return error and f"a model is called with {', '.join(SIZES)}: {error}; a step, called with device, is --step"
     if isinstance(node, ast.ClassDef):
-        methods = {each.name: each for each in node.body if isinstance(each, Function)}
         called = methods.get("__call__") or methods.get("forward")
         if option != "step" or (called is None and node.bases) or (called and _bound(called, ["self"], []) is None):
             return None
-        return f"{name} is a class whose objects cannot be called without arguments: a step is made by {name}(device)"
+        why = f"{name} is a class whose objects cannot be called without arguments: a step is made by {name}(device)"
+        return f"{why}; a model is --model" if "forward" in methods else why
     if option not in FIRST or arguments is None or (not (given := sorted(arguments)) and option == "implementation"):
         return None
     if (error := _bound(node, FIRST[option], given)) is None:
         return None
     call = ", ".join([*FIRST[option], *(f"arguments.{each}" for each in given)])
-    return f"{name}({ast.unparse(node.args)}) is called with {call}: {error}"
+    why = f"{name}({ast.unparse(node.args)}) is called with {call}: {error}"
+    return f"{why}; a model is --model" if option == "step" and _bound(node, [], SIZES) is None else why
 
 
 def _binds(node: ast.stmt, name: str) -> bool:

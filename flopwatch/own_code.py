@@ -280,6 +280,9 @@ def put_into(
                     if any(part.get(ROLE) in roles for part in schema["properties"].values())
                 ]
                 more = f"; for where its time goes, `flopwatch why {value}`" if option == "step" else ""
+                if more and kind == "estimate":
+                    fits = f"flopwatch sweep memory --step {value} --fit arguments.NAME=UPTO"
+                    more = f"; for what it needs, `flopwatch submit memory --step {value}`; for what fits, `{fits}`"
                 raise ValueError(f"kind {kind} takes no {option} of your own; kinds that do: {', '.join(able)}{more}")
             if code is None:
                 code = OwnCode.read(value, folder) if version is None else OwnCode.of_version(version, value, folder)

@@ -159,6 +159,8 @@ def run_here(arguments: list[str]) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"flopwatch run: {options.spec}: {_explain(error)}\n")
         return 2
+    if idle := spec.without_effect():
+        sys.stderr.write(f"flopwatch run: without effect here: {', '.join(idle)}\n")
     code, results = [file.read_bytes() for file in options.code], LocalResults(options.output.absolute())
     with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, chdir(folder):
         try:

@@ -72,9 +72,11 @@ def refusing(ctx: Any) -> Iterator[None]:
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             raise
-        said = error.format_message()
-        if getattr(getattr(error, "param", None), "metavar", None) == "SECONDS" and "a valid" in said:
+        said, metavar = error.format_message(), getattr(getattr(error, "param", None), "metavar", None)
+        if metavar == "SECONDS" and "a valid" in said:
             said = f"{said.rstrip('.')}: write the number of seconds alone."
+        if metavar == "KIND|SPEC.json" and "Missing" in said:
+            said = f"{said.rstrip('.')}: name the kind of job, such as benchmark."
         if ctx.meta[BRIEF]:
             from app.cli.brief import answer, of_error
 

@@ -103,7 +103,8 @@ def read_file(source: str, preset: str | None) -> dict[str, Any]:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         spec = json.loads(text)
     except OSError as error:
-        raise typer.BadParameter(f"{source}: {error.strerror}; no kind has such a name, either") from error
+        cure = f"; fields follow a kind: benchmark {source}" if "=" in source else "; no kind has such a name, either"
+        raise typer.BadParameter(f"{source}: {error.strerror}{cure}") from error
     except ValueError as error:
         raise typer.BadParameter(f"{source}: this is not JSON: {error}") from error
     if not isinstance(spec, dict):

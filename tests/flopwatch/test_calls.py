@@ -21,7 +21,8 @@ MAKER = "def make(device, width=8, *, depth=2):\n    return lambda: 1\n"
         ("def make():\n    return lambda: 1\n", [], "too many positional arguments"),
         ("def make(device, x, /):\n    return lambda: 1\n", ["x"], "'x'"),
         ("class make:\n    def __init__(self, device): ...\n", [], "make is a class whose objects cannot be called"),
-        ("class make(nn.Module):\n    def forward(self, x): ...\n", [], "cannot be called without arguments"),
+        ("class make(nn.Module):\n    def forward(self, x): ...\n", [], "make(device); a model is --model"),
+        ("def make(**sizes): ...\n", [], "is called with device: too many positional arguments; a model is --model"),
         ("class make:\n    def __call__(self): ...\n", [], None),
         ("class make(Elsewhere): ...\n", [], None),
         ("@wrapped\n" + MAKER, ["seed"], None),
@@ -32,6 +33,23 @@ MAKER = "def make(device, width=8, *, depth=2):\n    return lambda: 1\n"
 )
 def test_a_step_that_a_job_could_not_call(source: str, arguments: Sequence[str] | None, told: str | None) -> None:
     said = complaint(source.encode(), "make", "step", arguments)
+    assert said is None if told is None else told in str(said)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (MAKER, "missing a required argument: 'device'; a step, called with device, is --step"),
+        ("class make:\n    def __init__(self, device): ...\n", "a step, called with device, is --step"),
+        ("class make(Module):\n    def __init__(self, vocab_size, d_ff, **others): ...\n", None),
+        ("class make(Module):\n    def forward(self, x): ...\n", None),
+        ("def make(sizes, **others): ...\n", "missing a required argument: 'sizes'; a step"),
+        ("def make(*sizes, **others): ...\n", None),
+        ("def make(width, depth): ...\n", None),
+    ],
+)
+def test_a_step_that_is_named_as_a_model_is_told(source: str, told: str | None) -> None:
+    said = complaint(source.encode(), "make", "model", [])
     assert said is None if told is None else told in str(said)
 
 

@@ -62,8 +62,9 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 
 def test_measurements_are_printed_and_files_written(tmp_path: Path, run: Run) -> None:
-    code, out, err = run(SPEC)
+    code, out, err = run({**SPEC, "new_tokens": 9})
     assert code == 0, err
+    assert "without effect here: new_tokens\n" in err
     assert "independent" not in out + err, "a single unit shares its process with nothing"
     assert "median of the samples of one process" in out
     head, _, *rows = [re.split(r" *\| *", line) for line in out.splitlines() if line.startswith("|")]

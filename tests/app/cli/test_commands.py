@@ -199,8 +199,10 @@ STEP = ("submit", "benchmark", "--step")
         (("versus", "old", ".", "--step", "train.py:make_step", "--", "benchmark"), "'old' is no file, no folder"),
         (
             ("submit", "estimate", "--step", "train.py:make_step"),
-            "; for where its time goes, `flopwatch why train.py:make_step`",
+            "; for what fits, `flopwatch sweep memory --step train.py:make_step --fit arguments.NAME=UPTO`",
         ),
+        (("versus", "old", "."), "Missing argument 'KIND|SPEC.json': name the kind of job, such as benchmark."),
+        (("versus", "old", ".", "model.size=tiny"), "fields follow a kind: benchmark model.size=tiny"),
         (("submit", "benchmark", "--wait-at-most", "10s"), ": write the number of seconds alone"),
         (("compare", "JOB", "JOB", "--format", "xml"), "--format"),
         (("download", "JOB", "--to", "train.py"), "is a file"),
