@@ -28,8 +28,9 @@ class Replicates:
             of_case.setdefault(column_name(record.metric, record.phase), {})[record.unit_index] = record.median
 
     def so_far(self) -> str:
-        """Say what both sides of a comparison of one case took so far, as medians of the processes' medians: "so far
-        step_ms 1.57 → 0.264, 3 and 4 processes"; nothing without both."""
+        """Say what both sides of a comparison of one case took so far, as medians of the processes' medians, where the
+        result may take their fastest samples: "so far median step_ms 1.57 → 0.264, 3 and 4 processes"; nothing without
+        both."""
         sides = {side: metrics for (_, _, side), metrics in self._medians.items()}
         if len(self._medians) != 2 or not {"baseline", "candidate"} <= sides.keys():
             return ""
@@ -38,7 +39,7 @@ class Replicates:
         if not all(both):
             return ""
         before, after = (f"{statistics.median(values):.3g}" for values in both)
-        return f"so far {name} {before} → {after}, {len(both[0])} and {len(both[1])} processes"
+        return f"so far median {name} {before} → {after}, {len(both[0])} and {len(both[1])} processes"
 
     def checks(self, device_type: str) -> dict[tuple[int, str], Check]:
         """Return a failed check for each case on whose main time its processes disagree, by its first unit and key."""

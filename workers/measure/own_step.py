@@ -195,9 +195,9 @@ class OwnStep:
         return [*{id(one): one for one in known}.values()]
 
     def lost_gradients(self) -> tuple[list[str], int]:
-        """Return the names of the trainable parameters that optimizers have not updated, since they had no gradient,
-        and the number of all parameters of such optimizers: those that keep a state, which they make with the first
-        gradient, and torch's SGD where it can be seen to write."""
+        """Return the names and shapes of the trainable parameters that optimizers have not updated, since they had no
+        gradient, and the number of all parameters of such optimizers: those that keep a state, which they make with the
+        first gradient, and torch's SGD where it can be seen to write."""
         names = {id(one): name for name, one in self.model.named_parameters()}
         missing, count = [], 0
         for optimizer in self.optimizers if self.scaler is None else ():  # it may have skipped all steps
@@ -210,7 +210,8 @@ class OwnStep:
                 count += 1
                 updated = plain and one._version != self._versions.get(id(one))
                 if one.grad is None and not state.get(one) and not updated:
-                    missing.append(names.get(id(one), f"parameter {count} of {type(optimizer).__name__}"))
+                    name = names.get(id(one), f"parameter {count} of {type(optimizer).__name__}")
+                    missing.append(f"{name} {list(one.shape)}")
         return missing, count
 
     def idle_optimizers(self) -> list[str]:

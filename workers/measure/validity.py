@@ -289,7 +289,7 @@ def check_lost_gradients(missing: Sequence[str], count: int) -> list[Check]:
     """Name the parameters of a step's optimizers that got no gradient; no check if none is missing.
 
     Args:
-        missing: Their names.
+        missing: Their names and shapes.
         count: The number of all parameters. If none got one, the step may be meant to be without a backward pass.
     """
     if not missing:
@@ -297,7 +297,9 @@ def check_lost_gradients(missing: Sequence[str], count: int) -> list[Check]:
     if len(missing) == count:
         detail = f"none of the {count} parameters of its optimizers got a gradient: is the backward pass forgotten?"
         return [Check("gradients", False, detail, "note")]
-    detail = f"{len(missing)} of {count} parameters of its optimizers got no gradient, {missing[0]} first: the step "
+    detail = (
+        f"{len(missing)} of {count} parameters of its optimizers got no gradient, the first {missing[0]}: the step "
+    )
     return [Check("gradients", False, detail + "detaches them, or does not use them, or not in these few steps")]
 
 

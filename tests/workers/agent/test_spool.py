@@ -397,8 +397,8 @@ class TestReplicates:
             spool.begin_unit(index, side, side)
             told.append(spool.so_far())
             add_measurement(spool, measured(samples=(time_ms, time_ms)))
-        assert told == ["", "", "so far forward_ms 10 → 5, 1 and 1 processes"]
-        assert spool.so_far() == "so far forward_ms 10 → 5.5, 1 and 2 processes"
+        assert told == ["", "", "so far median forward_ms 10 → 5, 1 and 1 processes"]
+        assert spool.so_far() == "so far median forward_ms 10 → 5.5, 1 and 2 processes"
         assert self.spool([10.0, 11.0]).so_far() == "", "replicates have no sides"
 
     @pytest.mark.parametrize("key", [None, "key"])

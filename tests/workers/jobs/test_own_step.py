@@ -455,7 +455,7 @@ def test_updates_that_leave_no_trace_are_not_told_as_lost(run, fused: bool) -> N
     ("lost", "severity", "words"),
     [
         ("", None, ""),
-        ("some", "suspect", "2 of 4 parameters of its optimizers got no gradient, 0.weight first: the step detaches"),
+        ("some", "suspect", "2 of 4 parameters of its optimizers got no gradient, the first 0.weight [8, 8]: the step"),
         ("all", "note", "none of the 4 parameters of its optimizers got a gradient: is the backward pass forgotten?"),
     ],
 )
