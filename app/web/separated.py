@@ -9,11 +9,12 @@ from collections.abc import Iterable
 
 
 def split(text: str) -> list[str]:
-    """Return the texts without the blanks around them; empty ones are left out. Raises ValueError for a huge one."""
+    """Return the texts without the blanks around them; empty ones are left out. Raises ValueError for a huge one, and
+    for double quotes that do not enclose a whole text."""
     try:
-        rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
+        rows = list(csv.reader(text.splitlines(), skipinitialspace=True, strict=True))
     except csv.Error as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f'{error}; double quotes enclose a whole text, as in "a=1, 2", "b=3"') from error
     return [part.strip() for row in rows for part in row if part.strip()]
 
 

@@ -16,6 +16,7 @@ from workers.jobs._base import Unit
 from workers.jobs._grid import check_measured
 from workers.jobs._training import building, measuring, metrics
 from workers.jobs._values import Values
+from workers.jobs.benchmark import save_samples
 from workers.outcome import RunnerError
 from workers.reporter import Reporter
 from workers.torch_host import choose_device, seed_everything, set_precision
@@ -63,6 +64,7 @@ class ScriptRunner:
         report.validity(verdict, case.key, unit.title)
         assert measuring.values is not None
         measuring.values.report(case, environment.device_key(device), report)
+        save_samples(measuring.values, report)
 
 
 RUNNER = ScriptRunner()

@@ -215,7 +215,8 @@ def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None, devic
     lowest, name = min(limits)
     if tflops <= lowest:
         return Check("ceiling", True, f"{tflops:.4g} TFLOP/s, of {lowest:.4g}: {name}")
-    detail = f"{tflops:.4g} TFLOP/s is more than {lowest:.4g}, {name}: the work was not done in the measured time"
+    detail = f"{tflops:.4g} TFLOP/s is more than {lowest:.4g}, {name}: the work was not done in the measured time, "
+    detail += "or has fewer FLOPs"
     return Check("ceiling", False, detail, "invalid")
 
 

@@ -71,7 +71,13 @@ class Filters:
     ] = None
     sweep_id: Annotated[int | None, of_sweep("Jobs of this sweep.")] = None
     submitted_by: Annotated[str | None, typer.Option(metavar="USER", help="Jobs that this user submitted.")] = None
-    mine: Annotated[bool, typer.Option("--mine", help="Jobs that you submitted: your token's, or your user's.")] = False
+    mine: Annotated[
+        bool,
+        typer.Option(
+            "--mine",
+            help="Jobs that you submitted: your token's, or your user's; without tokens not those of the form.",
+        ),
+    ] = False
 
     def given(self, state: str | None) -> JobFilter:
         """Return these options, and the state, as the client takes them."""

@@ -99,7 +99,10 @@ def parameters_of(request: Request) -> dict[str, Any]:
         if not value.strip():
             continue
         if name == LABELS:
-            parameters.setdefault("label", []).extend(separated.split(value))
+            try:
+                parameters.setdefault("label", []).extend(separated.split(value))
+            except ValueError as wrong:
+                raise InvalidRequest.at("/labels", str(wrong)) from wrong
         elif name in LISTS:
             parts = [value] if name in ("label", "relative_to") else re.split(r"[\s,]+", value.strip())
             parameters.setdefault(name, []).extend(part for part in parts if part)

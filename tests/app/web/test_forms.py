@@ -130,7 +130,13 @@ def test_a_clone_has_the_labels_of_the_job(labels: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("a=b, c", "'c' must be written key=value"), ("a=b, a=c", "the key 'a' is there twice")]
+    ("text", "words"),
+    [
+        ("a=b, c", "'c' must be written key=value"),
+        ("a=b, a=c", "the key 'a' is there twice"),
+        ('"a=1', "double quotes enclose a whole text"),
+        ('"a"=1', "double quotes enclose a whole text"),
+    ],
 )
 def test_invalid_labels_are_reported(text: str, words: str) -> None:
     [problem] = forms.text_problems([], forms.option_texts({}) | {"labels": text})

@@ -56,6 +56,7 @@ def test_the_step_is_measured_with_its_phases(run: Run, capsys: pytest.CaptureFi
     rows = {(row["metric"], row["phase"]): row for row in report.rows}
     for name in ("forward", "backward", "rest", "step"):
         assert rows[f"{name}_ms", name]["n"] == 4
+    assert "samples.csv.gz" in report.files
     assert rows["parameters", None]["median"] == 16 * 16 + 16
     assert rows["tokens_per_s", None]["median"] == pytest.approx(8e3 / rows["step_ms", "step"]["median"])
     assert capsys.readouterr().out == "arguments: ['--lr', '1e-3 or so']\ndone\n"
