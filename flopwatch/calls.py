@@ -28,7 +28,8 @@ def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | 
     methods = {each.name: each for each in node.body if isinstance(each, Function)}
     if option == "model":
         made, self = (node, []) if isinstance(node, Function) else (methods.get("__init__"), ["self"])
-        error = None if made is None or _bound(made, [*self, "device"], []) else _bound(made, self, SIZES)
+        of_step = made is not None and [one.arg for one in made.args.args][len(self) :][:1] == FIRST["step"]
+        error = _bound(made, self, SIZES) if made is not None and of_step else None
         return error and f"a model is called with {', '.join(SIZES)}: {error}; a step, called with device, is --step"
     if isinstance(node, ast.ClassDef):
         called = methods.get("__call__") or methods.get("forward")

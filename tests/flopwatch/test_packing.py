@@ -114,6 +114,6 @@ def test_both_sides_of_a_comparison_get_a_step_and_the_candidate_other_code(
     schemas = [{"kind": "benchmark", "schema": {"properties": {role: {ROLE: option}}}}]
     before, after = {"kind": "benchmark", **held}, {"kind": "benchmark"}
     spec: dict[str, Any] = {"kind": "compare", "baseline": before.copy(), "candidate": after.copy()}
-    (code,) = put_into(spec, schemas, {option: f"{project / 'train.py'}:make_step"})
+    (code,) = put_into(spec, schemas, {option: f"{project / 'train.py'}:{'make_step' if option == 'step' else 'make'}"})
     assert spec["candidate"] == {**after, role: code.as_field()}
     assert spec["baseline"] == (spec["candidate"] if option == "step" and not held else before)
