@@ -207,7 +207,6 @@ class FullyShardedDataParallel(nn.Module):
         super().zero_grad(set_to_none)
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """Return the parameters that need a gradient."""
         return (parameter for _, parameter, trained in self._trained if trained)
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
@@ -465,7 +464,6 @@ class FullyShardedDataParallel(nn.Module):
         self._order = zlib.crc32(operation.encode(), self._order) & 0x7FFF_FFFF
 
     def _begin(self, unit: ShardedUnit) -> None:
-        """Note that a unit's backward pass has begun."""
         if unit.backward.task is not None:
             return
         unit.backward.task = task = torch._C._current_graph_task_id()

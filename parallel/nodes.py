@@ -50,7 +50,6 @@ class Nodes:
 
     @classmethod
     def from_json(cls, text: str) -> Nodes:
-        """Parse the result of `to_json`."""
         return cls(**json.loads(text))
 
     @contextmanager
@@ -106,7 +105,6 @@ class RemoteNode:
         """What the node told about itself."""
 
     def start(self, request: str) -> None:
-        """Let the node start its ranks."""
         self._connection.send_bytes(request.encode())
 
     def failure(self) -> str | None:

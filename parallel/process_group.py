@@ -147,7 +147,6 @@ class LaunchRequest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> LaunchRequest:
-        """Parse the result of `to_json`."""
         content = json.loads(text)
         return cls(**{**content, "rendezvous": Rendezvous(**content["rendezvous"])})
 

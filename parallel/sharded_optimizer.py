@@ -401,8 +401,6 @@ def _owns_its_memory_before(until_s: float, parameter: Tensor) -> bool:
 
 
 class _Done:
-    """Work that is done."""
-
     def wait(self) -> None:
         return
 

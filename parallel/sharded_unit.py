@@ -89,7 +89,6 @@ class UnitParameter:
         self.memory.untyped_storage().resize_(self._bytes)
 
     def free(self) -> None:
-        """Free the full parameter's memory."""
         self.memory.untyped_storage().resize_(0)
 
     def show(self, parameter: nn.Parameter) -> None:
@@ -145,7 +144,6 @@ class UnitParameter:
         return held.add_(gradient)
 
     def drop_gradient(self) -> None:
-        """Forget the full gradient."""
         self.whole.grad = self._held = None
 
     def add_gradient(self, gradient: Tensor) -> None:

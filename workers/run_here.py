@@ -97,7 +97,6 @@ class LocalResults:
         self.artifacts.append(file)
 
     def result(self) -> dict[str, Any]:
-        """Return all reports, JSON-ready."""
         spool = self.spool
         sides = {unit.unit_index: unit.side for unit in spool.units}
         return {

@@ -39,7 +39,6 @@ def find(name: str) -> Tool | None:
 
 
 def installed() -> dict[str, Tool]:
-    """Return the tools of this host by name."""
     return {name: tool for name in FOLDERS if (tool := find(name)) is not None}
 
 

@@ -157,7 +157,6 @@ class TritonFlashAttention2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k and v."""
         q, k, v, out, logsumexp = ctx.saved_tensors
         needed = ctx.needs_input_grad[:3]
         gradients = differentiate(out_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32, needed)

@@ -49,7 +49,6 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k and v."""
         q, k, v, out, logsumexp = ctx.saved_tensors
         differentiated = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # these gradients, in turn
         if differentiated or is_batched(out_gradient):

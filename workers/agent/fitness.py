@@ -123,12 +123,10 @@ class Fitness:
 
     @property
     def is_due(self) -> bool:
-        """Return True if the next try is due."""
         return self._clock() >= self._next_try
 
     @property
     def is_told_by_jobs(self) -> bool:
-        """Return True if only the next job tells whether the worker is fit again."""
         return self.unfit is not None and self.unfit.code in TOLD_BY_JOBS
 
     @property

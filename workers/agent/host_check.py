@@ -48,7 +48,6 @@ class HostCheck:
         return self.glance(room) or self._probe(devices)
 
     def whole(self, devices: HeldDevices) -> Unfit | None:
-        """Look at everything."""
         if (found := self.glance()) is not None:
             return found
         try:

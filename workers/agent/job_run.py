@@ -479,7 +479,6 @@ class JobRun:
             self._timeout = self._timeout.later(self._clock() - begun)
 
     def _start_process(self, process: _Process, gate: socket.socket | None) -> Process:
-        """Start a unit's process, behind a gate if there is one."""
         if process.task != "run":
             return self._launcher.start(self._request(process), "fork", self.devices.descriptors, gate=gate)
         process.scratch.mkdir(parents=True, exist_ok=True)

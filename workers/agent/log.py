@@ -32,7 +32,6 @@ class CappedLog:
         self._not_live = 0
 
     def write(self, chunk: bytes) -> None:
-        """Take the next bytes of output."""
         live = chunk[: self._live_room]
         self._not_live += len(chunk) - len(live)
         if self._live_room > 0:
@@ -67,11 +66,9 @@ class CappedLog:
         return text
 
     def head(self, size: int) -> str:
-        """Return the first `size` bytes."""
         return _decode(self._head[:size])
 
     def tail(self, size: int) -> str:
-        """Return the last `size` bytes."""
         return _decode((bytes(self._head) + b"".join(self._tail))[-size:])
 
     def text(self) -> str:

@@ -53,7 +53,6 @@ class Scratch:
             remove(folder)
 
     def close(self) -> None:
-        """Remove the folder."""
         remove(self.path)
         os.close(self._lock)
 

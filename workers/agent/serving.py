@@ -144,7 +144,6 @@ class Serving(ABC, Generic[RunT]):
             signal.signal(signum, lambda *_: self.drain())
 
     def close(self) -> None:
-        """Free everything that the worker has opened."""
         self._watch.close()
         os.close(self._wake)
         os.close(self._wake_in)

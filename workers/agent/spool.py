@@ -281,7 +281,6 @@ class Spool:
 
     @property
     def units(self) -> list[UnitRecord]:
-        """Return the units that have begun, in order."""
         verdicts = self._verdicts()
         return [
             UnitRecord(

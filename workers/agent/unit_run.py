@@ -67,7 +67,6 @@ class StopSignal:
             os.write(self._write_end, b"s")
 
     def close(self) -> None:
-        """Free the descriptors."""
         os.close(self.descriptor)
         os.close(self._write_end)
 

@@ -137,7 +137,6 @@ def cores() -> int:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute in the context."""
     plain = getattr(owner, name)
     setattr(owner, name, value)
     try:

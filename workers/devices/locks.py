@@ -48,7 +48,6 @@ class HeldDevices:
 
 
 def lock_folder() -> Path:
-    """Return the folder of the device locks of this host."""
     return Path(tempfile.gettempdir()) / "flopwatch-locks"
 
 

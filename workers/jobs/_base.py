@@ -117,6 +117,5 @@ class Wrapping(Protocol):
 
 
 def parse_spec(spec: Mapping[str, Any]) -> SpecBase:
-    """Return the validated spec of a claimed job."""
     # The server validated JSON too; strict validation treats Python's values differently.
     return spec_adapter.validate_json(json.dumps(spec))

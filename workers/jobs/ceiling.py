@@ -102,7 +102,6 @@ class CeilingRunner(GridRunner[CeilingContext]):
         record(None, why_not, rate, spread, context)
 
     def _multiply(self, spec: CeilingSpec, precision: str, context: CeilingContext, trial: Trial) -> None:
-        """Multiply two square matrices."""
         from workers.measure.memory import translate_oom
 
         with translate_oom("the matrices"):

@@ -73,7 +73,6 @@ class CompareRunner:
         _inner_runner(spec).run(_side(spec, unit), _inner(unit), report)
 
     def resume(self, spec: CompareSpec, unit: Unit, position: int, failure: Failed) -> Unit | None:
-        """Resume with the runner of the compared specs' kind, if it can resume."""
         if unit.side is None:
             return None
         runner = _inner_runner(spec)
@@ -86,7 +85,6 @@ class CompareRunner:
         return _outer(rest, unit.side, unit.title)
 
     def collect(self, spec: CompareSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
-        """Collect with the runner of the compared specs' kind, if it collects."""
         runner = _inner_runner(spec)
         if unit.side is not None and isinstance(runner, Collecting):
             runner.collect(_side(spec, unit), _inner(unit), scratch, report)
@@ -94,7 +92,6 @@ class CompareRunner:
     def wrapper_error(
         self, spec: CompareSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
     ) -> str | None:
-        """Ask the runner of the compared specs' kind, if it recognises its wrappers' errors."""
         runner = _inner_runner(spec)
         if unit.side is None or not isinstance(runner, Wrapping):
             return None

@@ -91,7 +91,6 @@ class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
             audit(spec, cell, context, trial)
 
     def close(self, spec: MixedPrecisionSpec, context: MixedPrecisionContext) -> None:
-        """Report the tables."""
         if context.accumulations:
             context.report.table("accumulations", ACCUMULATION_COLUMNS, context.accumulations)
         if context.dtypes:
@@ -234,7 +233,6 @@ def add_rows(
 
 
 def set_counts(tensors: Sequence[TypedTensor], trial: Trial) -> None:
-    """Set the numbers of modules, parameters and gradients in float32."""
     import torch
 
     from workers.measure.dtypes import kept_in_float32

@@ -422,13 +422,11 @@ class CellTimer:
         self._token.zero_().item()
 
     def _all_agree(self, answer: bool) -> bool:
-        """Return True if `answer` is True on every rank."""
         flag = torch.tensor([int(answer)], device=self._rank.device)
         start_all_reduce(flag, dist.ReduceOp.MIN, self._group).wait()
         return bool(flag.item())
 
     def _answer_of_first(self, answer: bool) -> bool:
-        """Return rank 0's answer."""
         flag = torch.tensor([int(answer)], device=self._rank.device)
         dist.broadcast(flag, 0, group=self._group)
         return bool(flag.item())

@@ -103,7 +103,6 @@ class Reference:
         object.__setattr__(self, "checksums", tuple(map(checksum, self._given.values())))
 
     def name(self, index: int) -> str:
-        """Return what messages call an input."""
         return self.names[index] if self.names else f"input {index}"
 
     @property
@@ -223,7 +222,6 @@ def _compared(results: Mapping[int, Tensor], reference: Reference, draw: Draw) -
 
 
 def _name(index: int, reference: Reference) -> str:
-    """Return the name of a result in messages."""
     return f"the gradient of {reference.name(index - 1)}" if index else "the output"
 
 

@@ -76,7 +76,6 @@ class CudaMemory:
         keep_peaks()
 
     def reset(self) -> None:
-        """Begin to measure the peak."""
         reset_peaks()
 
     def peak_mib(self, records: int = 0) -> tuple[float | None, str]:

@@ -146,7 +146,6 @@ def _library() -> Any | None:
 
 
 def is_available() -> bool:
-    """Return True if NVML and a driver are present."""
     return _library() is not None
 
 

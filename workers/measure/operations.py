@@ -26,7 +26,6 @@ class Operation:
     grad_out: Tensor | None
 
     def forward(self) -> Tensor:
-        """Compute the output."""
         return self.function(*self.inputs)
 
     def backward(self, out: Tensor) -> tuple[Tensor | None, ...]:
@@ -35,7 +34,6 @@ class Operation:
 
     @property
     def input_bytes(self) -> int:
-        """Return the bytes of the inputs and the output's gradient."""
         tensors = [*self.inputs, *([] if self.grad_out is None else [self.grad_out])]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

@@ -303,7 +303,6 @@ class OwnStep:
         self._end()
 
     def _end(self) -> None:
-        """End the open phase."""
         assert self._observers is not None
         assert self._open is not None
         end_phase(self._open, self._observers)

@@ -64,7 +64,6 @@ class ReturnedNumbers:
         return [*self._rows, [MADE, None, "steps", max(0, self._begun - 1), None]]
 
     def checks(self) -> list[Check]:
-        """Return `check_finite` of the numbers."""
         return check_finite(self._rows)
 
 

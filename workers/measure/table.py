@@ -100,13 +100,11 @@ class Table:
                 raise ValueError(f"table {self.name!r}, row {number}: {column.name} is {value!r}, no {column.type}")
 
     def to_json(self) -> bytes:
-        """Return the rows as JSON text."""
         return json.dumps([list(row) for row in self.rows], ensure_ascii=False, allow_nan=False).encode(
             errors="replace"
         )
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the table, JSON-ready."""
         columns = [asdict(column) for column in self.columns]
         return {"name": self.name, "columns": columns, "rows": [list(row) for row in self.rows]}
 

@@ -351,7 +351,6 @@ class StepPosition:
     """Number of the step, counted from 1."""
 
     def preparation_begins(self) -> None:
-        """Set the phase to "preparation"."""
         self.phase = "preparation"
 
     def step_begins(self) -> None:

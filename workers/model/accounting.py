@@ -45,7 +45,6 @@ class Shape:
 
     @property
     def problem(self) -> AttentionProblem:
-        """What its attention computes."""
         return AttentionProblem(
             self.num_heads,
             self.num_kv_heads,
@@ -61,12 +60,10 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
         return self.d_model // self.num_heads
 
     @property
     def symbols(self) -> dict[str, int]:
-        """The values of the symbols that formulas use."""
         return {
             "V": self.vocab_size,
             "D": self.d_model,
@@ -82,18 +79,15 @@ class Shape:
 
     @property
     def products_formula(self) -> str:
-        """`product_weights` as text."""
         return f"L * ({self.block_formula}) + V * D"
 
     @property
     def block_formula(self) -> str:
-        """`block_weights` as text."""
         projections = "4 * D**2" if self.key_width == self.d_model else "2 * D**2 + 2 * D * E"
         return f"{projections} + 3 * D * F"
 
     @property
     def block_flops_formula(self) -> str:
-        """`block_flops_per_token` as text."""
         return f"2 * ({self.block_formula}) + {'2 * T * D' if counts_half(self.problem) else '4 * D * N / T'}"
 
     exchanged = 4
@@ -115,7 +109,6 @@ class FeedForwardStack:
 
     @property
     def symbols(self) -> dict[str, int]:
-        """The values of the symbols that formulas use."""
         return {"D": self.d_model, "F": self.d_ff, "L": self.num_blocks}
 
     parameters_formula = "L * 2 * D * F"
@@ -235,7 +228,6 @@ class StepMemory:
 
     @property
     def symbols(self) -> dict[str, int]:
-        """The values of the symbols that formulas use."""
         return {"B": self.batch_size, "T": self.context_length}
 
 

@@ -15,9 +15,7 @@ class Batches(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return the next inputs and targets."""
-        ...
+    def next(self) -> tuple[Tensor, Tensor]: ...
 
 
 class RandomBatches:

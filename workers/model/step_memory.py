@@ -140,7 +140,6 @@ class Tape:
         self._rising = self.total > self._highest
 
     def take(self, part: str, what: str, size: Size) -> Storage:
-        """Allocate a tensor."""
         key = part, what, size
         known = self._sizes.get(key)
         if known is None:
@@ -308,7 +307,6 @@ class Play:
     # Operations.
 
     def take(self, what: str, size: Size) -> Storage:
-        """Allocate an activation."""
         return self.tape.take("activations", what, size)
 
     def operate(
@@ -506,7 +504,6 @@ class Play:
     # The model.
 
     def feed_forward(self, x: Tensor, block: Mapping[str, Parameter]) -> Tensor:
-        """Play `SwiGLU`."""
         hidden = Size(self.number, BTF)
         gate = self.linear(x, block["w1"], BTF, "w1 x")
         gate = self.operate("silu(w1 x)", hidden, [gate], [hidden], saved=[gate.storage])
@@ -721,7 +718,6 @@ class Play:
         return self.tape.take("optimizer state", what, Size(number, parameter.axes))
 
     def run(self) -> list[Moment]:
-        """Play the step, and return its moments."""
         loss = self.forward()
         if self.saves:
             source, loss = loss.source, None  # type: ignore[assignment]

@@ -19,7 +19,6 @@ class ToyModel(nn.Module):
         self.fc2 = nn.Linear(HIDDEN_FEATURES, CLASSES, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of each row."""
         logits: Tensor = self.fc2(self.ln(self.relu(self.fc1(x))))
         return logits
 

@@ -36,7 +36,6 @@ class MessagePipe:
         self._process = os.getpid()
 
     def send(self, message: Message) -> None:
-        """Write one message, whole."""
         if os.getpid() != self._process:
             raise RuntimeError("only the unit's own process reports: a fork of it must not")
         view = memoryview(to_line(message))

@@ -77,12 +77,10 @@ class Request:
         return Path(self.scratch) / ".messages"
 
     def to_line(self) -> bytes:
-        """Return the request as one JSON line."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Request:
-        """Parse the result of `to_line`."""
         return cls(**json.loads(line))
 
 

@@ -135,7 +135,6 @@ class Allocations(threading.Thread):
         """Why it did not."""
 
     def room(self) -> int:
-        """Return how many more allocations there may be."""
         with self._guard:
             return self._settings.max_jobs - len(self._active | self._own.keys())
 
@@ -251,7 +250,6 @@ class Allocations(threading.Thread):
         return True
 
     def _arguments(self, allocation: Allocation, spec: SpecBase) -> list[str]:
-        """Return sbatch's arguments."""
         settings, claim, resources = self._settings, allocation.claim, spec.resources()
         chosen = of_cluster(settings)
         if claim.timeout_s is not None:
@@ -374,7 +372,6 @@ class Allocations(threading.Thread):
         return now - self._excused_first.setdefault(claim.job_id, now) <= BLAMED_S
 
     def _tell(self, allocation: Allocation, listed: Listed) -> None:
-        """Let the job say what its allocation waits for."""
         state = f"is pending: {listed.reason}" if listed.is_pending else "starts"
         self._say(allocation, f"Slurm job {listed.id} {state}")
 

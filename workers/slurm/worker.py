@@ -58,7 +58,6 @@ class SlurmWorker(Serving[Allocation]):
         self._serve_until_signal()
 
     def close(self) -> None:
-        """End the watching of allocations."""
         self._allocations.close()
         self._folder.close()
         super().close()

@@ -93,7 +93,6 @@ class OperationRunner(GridRunner[OperationContext]):
         return OperationContext(devices, report, stopwatch(devices[0]))
 
     def precision_of(self, cell: Any) -> str | None:
-        """Return the cell's data type."""
         precision: str = cell.dtype
         return precision
 
@@ -275,7 +274,6 @@ def set_errors(values: Values, *judgements: Judgement) -> None:
 
 
 def set_times(values: Values, timings: Mapping[str, Timing]) -> None:
-    """Set the times of passes, and the host's time to issue them."""
     for name, timing in timings.items():
         values.set(f"{name}_ms", name, timing.samples)
         if name != "forward_backward":
@@ -292,7 +290,6 @@ def set_whole(values: Values, timing: Timing, memory: OperationMemory) -> None:
 
 
 def check_timing(timing: Timing, device: torch.device) -> list[Check]:
-    """Return the checks of the validity of a pass's times."""
     from workers.measure import validity
 
     return [

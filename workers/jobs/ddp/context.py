@@ -55,7 +55,6 @@ class RankContext:
         self._reported_at = 0.0
 
     def exchange(self, value: float) -> list[float]:
-        """Return every rank's value."""
         mine = torch.tensor([value], dtype=torch.float64)
         parts = [torch.empty_like(mine) for _ in range(self.rank.world_size)]
         dist.all_gather(parts, mine, group=self.control)

@@ -252,7 +252,6 @@ class RankRun:
         return shares
 
     def _record_memory(self, trained: Trained) -> None:
-        """Record the memory of one more step."""
         StepTimer(self.context, trained, [MemoryMarks(trained, self.memory, self.meter)]).step()
         if trained.graphed is not None and trained.optimizer is not None:
             # Its gradients come and go inside the graph.

@@ -279,7 +279,6 @@ def make_optimizer(
 
 
 def rank_batches(spec: DdpSpec, rank: int, device: torch.device) -> RandomBatches:
-    """Return the batches of a rank; each rank has its own."""
     seed = (spec.seed + rank) % 2**63
     sequences = spec.accumulation_steps * spec.batch_size
     return RandomBatches(spec.model.vocab_size, sequences, spec.context_length, device, seed)

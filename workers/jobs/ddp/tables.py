@@ -77,7 +77,6 @@ def file_of(spec: DdpSpec, text: str, target: Path) -> Path:
 
 
 def report_snapshots(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Keep the memory snapshot of each rank."""
     for rank, one in enumerate(found):
         name = f"snapshot-rank-{rank}.pickle"
         path = file_of(spec, one["snapshot"], report.scratch / name)
@@ -124,7 +123,6 @@ def values_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[
 
 
 def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
-    """Return times and memory of each rank."""
     rows: list[list[Scalar]] = []
     turns = turns_of(found, spec.strategy)
     for index, rank in enumerate(found):

@@ -230,7 +230,6 @@ class Ranks:
                 places[COMMUNICATION, f"{kind} {where[0]}", where[1]] += (end - second) / self.steps
 
     def rows(self) -> list[list[Scalar]]:
-        """Return the rows of the table `waits`."""
         rows: list[list[Scalar]] = []
         for rank, places in enumerate(self.places):
             total = sum(places.values()) or 1.0

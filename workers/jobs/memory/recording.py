@@ -89,7 +89,6 @@ class Session:
 
 
 def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, report: Reporter) -> Session:
-    """Record initialisation and steps, and save the snapshots."""
     session = Session(spec)
     try:
         session.parts = _reference.check_parts(spec, device)
@@ -123,7 +122,6 @@ def record(spec: MemorySpec, device: torch.device, build_model: building.Maker, 
 
 
 def warmup_steps(spec: MemorySpec) -> int:
-    """Return the number of steps before those that are recorded."""
     steps = DEFAULT_WARMUP_STEPS if spec.warmup_steps is None else spec.warmup_steps
     return max(steps, *spec.snapshot_steps or (0,))
 

@@ -77,7 +77,6 @@ def metrics(spec: MemorySpec, phases: Sequence[str]) -> list[Metric]:
 
 
 def results(session: Session) -> tuple[Values, list[Check]]:
-    """Return the values of each metric, and the checks of the recording."""
     phases = session.phases()
     named = session.spec.step_phases() or [recorded.stretch.phase for recorded in phases]
     if session.wrong is not None:

@@ -107,7 +107,6 @@ class CudaRecording:
         return recorded
 
     def abandon(self) -> None:
-        """Stop recording, and drop the history."""
         torch.cuda.memory._record_memory_history(None)
         _active.clear()
 

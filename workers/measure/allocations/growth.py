@@ -75,7 +75,6 @@ class AfterSteps:
     steps: list[dict[Place, Held]] = field(default_factory=list)
 
     def add(self, alive: Iterable[Allocation]) -> None:
-        """Add what is alive after the next step."""
         held: dict[Place, Held] = {}
         for one in alive:
             # Which of several blocks of a workspace's size is one is a guess.

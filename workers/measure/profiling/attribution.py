@@ -112,7 +112,6 @@ class Attribution:
 
     @cached_property
     def phases(self) -> list[Interval]:
-        """The phases of all steps, in order."""
         phases = []
         for event, parent in zip(self._events, self._parents, strict=True):
             number = None if parent is None else self._steps.get(parent)

@@ -125,7 +125,6 @@ class Sampler:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Sample the steps of the context."""
         before = sys.getswitchinterval()
         thread = threading.Thread(target=self._sample_all, name="flopwatch-sampler", daemon=True)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
