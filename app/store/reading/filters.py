@@ -1,5 +1,6 @@
 """Filters of jobs: for lists, and for cancelling and deleting many jobs at once."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -75,9 +76,14 @@ def _mentions(text: str) -> ColumnElement[bool]:
     """Return the condition that a job's name, labels or case contain this text. These columns stand at the beginning of
     a row, before its environment, so that searching a hundred thousand jobs takes a tenth of a second."""
     job = tables.job.c
-    words = [job.name, cast(job.labels, Text), cast(job.summary, Text)]
+    # JSON escapes letters that are not ASCII on SQLite, quotation marks on both engines.
+    in_json = {json.dumps(text, ensure_ascii=escaped)[1:-1] for escaped in (True, False)}
+    places = [
+        (job.name, text),
+        *((cast(column, Text), part) for column in (job.labels, job.summary) for part in in_json),
+    ]
     # SQLite's LIKE ignores the case of letters, without a copy of each row in lower case.
-    conditions = [column.contains(text, autoescape=True) for column in words]
+    conditions = [column.contains(part, autoescape=True) for column, part in places]
     if text.isascii() and text.isdecimal() and len(text) < len(str(MAX_ID)):
         conditions.append(job.id == int(text))
     return or_(*conditions)

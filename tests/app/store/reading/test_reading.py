@@ -55,6 +55,7 @@ class TestJobs:
         job_id = shop.submit(labels={text: text})
         shop.submit(labels={"other": text})
         assert ids(reading.jobs(labels=[(text, text)])) == [job_id]
+        assert len(ids(reading.jobs(text=text))) == 2
         assert reading.job(job_id)[0]["labels"] == {text: text}
 
     @pytest.mark.parametrize("after", ["", "-1", "9" * 19, "٣"])
