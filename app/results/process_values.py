@@ -26,6 +26,8 @@ _OF: Mapping[str, Callable[[Sequence[float]], float]] = {
     "median": statistics.median,
     "mean": statistics.fmean,
 }
+_WHOLES = ("step_ms", "latency_ms", "forward_backward_ms", "forward_ms", "product_ms", "copy_ms")
+"""The times of the whole work: of a case the first that it has."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,10 @@ def _of_samples(sides: tuple[Rows, Rows], statistic: Statistic, *, is_time: bool
 
 
 def time_of(row: Any, cases: Sequence[CaseOfJob | None]) -> str | None:
-    """Return the column of the time that a rate is relative to: that of its phase, or of the whole step."""
-    names = ("step_ms", "latency_ms") if row.phase is None else (f"{row.phase}_ms",)
-    return next((name for name in names if all(case is None or name in case.processes for case in cases)), None)
+    """Return the column of the time that a rate is relative to: that of its phase, or of the whole work."""
+    names = _WHOLES if row.phase is None else (f"{row.phase}_ms",)
+    found = {next((name for name in names if name in case.processes), None) for case in cases if case is not None}
+    return found.pop() if len(found) == 1 else None
 
 
 def _of_rates(
