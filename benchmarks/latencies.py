@@ -213,10 +213,8 @@ def measure(
 ) -> dict[str, str]:
     """Send a request once to warm up, then `rounds` times, or as often as the budget allows, at least twice.
 
-    A parameter of the path that has no id is "none", which mostly does not exist.
-
-    Raises:
-        RuntimeError: the server met a fault.
+    A parameter of the path that has no id is "none", which mostly does not exist. Raises RuntimeError: the server met a
+    fault.
     """
     filled = re.sub(r"{(\w+)}", lambda parameter: str(ids.get(parameter[1], "none")), request)
     method, _, path = filled.partition(" ")

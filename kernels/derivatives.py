@@ -75,10 +75,7 @@ def is_batched(gradient: Tensor) -> bool:
 
 def refuse(name: str, instead: str, inputs: Iterable[Any], *, vmap: bool = True) -> None:
     """Refuse inputs with a tangent, those that torch.func differentiates and, without `vmap`, those that it batches.
-
-    Raises:
-        NoDerivative: one is of these.
-    """
+    Raises NoDerivative: one is of these."""
     for tensor in inputs:
         if not isinstance(tensor, Tensor):
             continue

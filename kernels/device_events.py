@@ -28,10 +28,7 @@ _Base: Any = torch._C._CudaEventBase
 
 class Event(_Base):  # type: ignore[misc]
     """A CUDA event that takes times. Its methods are those of torch's extension type, which nobody can replace.
-
-    Args:
-        external: Whether it is a node of its own in a CUDA graph that captures it (`cudaEventRecordExternal`).
-    """
+    `external`: whether it is a node of its own in a CUDA graph that captures it (`cudaEventRecordExternal`)."""
 
     def __new__(cls, *, external: bool = False) -> Event:
         options = {"external": True} if external else {}

@@ -19,11 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up. The backward pass overwrites gate and up with their gradients.
-
-    Raises:
-        ValueError: shapes differ.
-    """
+    """silu(gate) * up. Its backward pass overwrites both with their gradients. Raises ValueError: shapes differ."""
     if gate.shape != up.shape:
         raise ValueError(f"expected gate and up of one shape, not {tuple(gate.shape)} and {tuple(up.shape)}")
     out: Tensor = _functional().liger_swiglu(gate, up)

@@ -35,11 +35,7 @@ def wide(*tensors: Tensor) -> Any:
 
 
 def check_floating(*tensors: Tensor) -> None:
-    """Check that they are floating point, of 16 bits or more, and on one device.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Check that they are floating point, of 16 bits or more, and on one device. Raises ValueError: they are not."""
     if not all(is_floating(tensor.dtype) and tensor.device == tensors[0].device for tensor in tensors):
         given = " and ".join(f"{tensor.dtype} on {tensor.device}" for tensor in tensors)
         raise ValueError(f"expected floating-point tensors of 16 bits or more on one device, not {given}")
@@ -51,14 +47,8 @@ def is_floating(dtype: torch.dtype) -> bool:
 
 
 def check_device(device: torch.device, instead: str) -> None:
-    """Check that Triton has kernels for a device.
-
-    Args:
-        instead: What computes the same on every device, for the message.
-
-    Raises:
-        ValueError: it has none, and this is not its interpreter.
-    """
+    """Check that Triton has kernels for a device. `instead`: what computes the same on every device, for the message.
+    Raises ValueError: it has none, and this is not its interpreter."""
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise ValueError(
             f"expected tensors on a CUDA device, not on {device}: without a GPU call {instead}, or set "

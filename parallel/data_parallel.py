@@ -157,11 +157,7 @@ class DataParallel(nn.Module):
 
 
 def dense_gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
-    """Return a parameter's gradient.
-
-    Raises:
-        RuntimeError: it is sparse.
-    """
+    """Return a parameter's gradient. Raises RuntimeError: it is sparse."""
     gradient = parameter.grad
     if gradient is not None and gradient.layout != torch.strided:
         raise RuntimeError(f"the gradient of {name} is sparse: data parallelism averages dense ones (sparse=False)")

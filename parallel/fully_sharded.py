@@ -251,12 +251,9 @@ class FullyShardedDataParallel(nn.Module):
             self.synchronizes = before
 
     def begin_forward(self) -> None:
-        """Forget the previous forward pass.
-
-        Raises:
-            RuntimeError: a parameter has been frozen, unfrozen, added or replaced since the model was wrapped.
-            TypeError: a parameter has a hook that would see a gradient before it is averaged.
-        """
+        """Forget the previous forward pass. Raises RuntimeError: a parameter has been frozen, unfrozen, added or
+        replaced since the model was wrapped; TypeError: a parameter has a hook that would see a gradient before it is
+        averaged."""
         if _in_backward():
             return
         with torch._C.DisableTorchFunction():
@@ -395,12 +392,9 @@ class FullyShardedDataParallel(nn.Module):
                 following.start_gathering()
 
     def after_forward(self, unit: ShardedUnit, outputs: Any) -> None:
-        """Watch for a unit's backward pass, and free the unit, unless that comes next.
-
-        Raises:
-            RuntimeError: no tensors are found in what the unit returns, so that its backward pass would not be seen; or
-                the model returns its own parameter, which will be freed.
-        """
+        """Watch for a unit's backward pass, and free the unit, unless that comes next. Raises RuntimeError: no tensors
+        are found in what the unit returns, so that its backward pass would not be seen; or the model returns its own
+        parameter, which will be freed."""
         # The root may have got its first parameter during this pass.
         use = unit.running.pop() if unit.running else Use(unit, 0, 0, {})
         tensors = tensors_in(outputs)
@@ -430,10 +424,8 @@ class FullyShardedDataParallel(nn.Module):
         after it.
 
         Autograd's engine runs the node of the highest number that is ready. So when a node runs, all higher ones have
-        run; all uses that began at a higher number are over.
-
-        Raises:
-            RuntimeError: the backward pass is itself differentiated, or a part was changed since the forward pass.
+        run; all uses that began at a higher number are over. Raises RuntimeError: the backward pass is itself
+        differentiated, or a part was changed since the forward pass.
         """
         if torch.is_grad_enabled():
             raise RuntimeError(_DIFFERENTIATED)

@@ -34,11 +34,7 @@ def children_first(module: nn.Module, seen: set[nn.Module] | None = None) -> Ite
 
 
 def reset_parameters(module: nn.Module) -> None:
-    """Let a module fill its own parameters and buffers.
-
-    Raises:
-        TypeError: it cannot.
-    """
+    """Let a module fill its own parameters and buffers. Raises TypeError: it cannot."""
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     if reset is None:
         names = [*module._parameters, *module._buffers]

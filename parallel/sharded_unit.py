@@ -132,11 +132,8 @@ class UnitParameter:
             self._held = self.take_gradient(dtype)
 
     def take_gradient(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the full gradient of this rank since the last reduction, in this dtype, and forget it.
-
-        Raises:
-            RuntimeError: it is sparse.
-        """
+        """Return the full gradient of this rank since the last reduction, in this dtype, and forget it. Raises
+        RuntimeError: it is sparse."""
         gradient = dense_gradient(self.name, self.whole)
         held, self.whole.grad, self._held = self._held, None, None
         if gradient is None or held is None:
@@ -212,11 +209,7 @@ class ShardedUnit:
         other.take(parameter)
 
     def show_whole(self) -> None:
-        """Set the full parameters as the modules'.
-
-        Raises:
-            RuntimeError: a module has another parameter in its place.
-        """
+        """Set the full parameters as the modules'. Raises RuntimeError: a module has another parameter in its place."""
         for parameter in self.held:
             parameter.refuse_another()
             parameter.show(parameter.whole)
@@ -259,11 +252,8 @@ class ShardedUnit:
                 parameter.filled_version = parameter.whole._version
 
     def free(self) -> None:
-        """Free the full parameters' memory; modules have the parts.
-
-        Raises:
-            RuntimeError: a module has changed its parameter, and the change is lost.
-        """
+        """Free the full parameters' memory; modules have the parts. Raises RuntimeError: a module has changed its
+        parameter, and the change is lost."""
         if self._gathering is not None:
             self.make_whole()
         self.show_parts()

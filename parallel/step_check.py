@@ -47,12 +47,8 @@ def check_steps_of(wrapper: Wrapper) -> None:
 
 
 def refuse_wrapped(module: nn.Module) -> None:
-    """Check a module that is to be wrapped.
-
-    Raises:
-        TypeError: there is a wrapper in it, of ours or torch's; or it has parts of parameters, which ranks would take
-            for the same values.
-    """
+    """Check a module that is to be wrapped. Raises TypeError: there is a wrapper in it, of ours or torch's; or it has
+    parts of parameters, which ranks would take for the same values."""
     for name, child in module.named_modules():
         if child in _wrappers or isinstance(child, nn.parallel.DistributedDataParallel):
             raise TypeError(
@@ -90,10 +86,7 @@ def refuse_shared_memory(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 def refuse_strangers(module: nn.Module, known: Container[int]) -> None:
     """Raise RuntimeError if a module has a parameter that needs a gradient and that its wrapper does not average.
-
-    Args:
-        known: Identities of those that it does.
-    """
+    `known`: identities of those that it does."""
     modules = [module]
     for one in modules:  # module.parameters() takes six times as long
         modules += [child for child in one._modules.values() if child is not None]

@@ -79,10 +79,7 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 
 def run(service: Service, fields: Sequence[str]) -> None:
     """Start everything, submit the sweep, by default one that suits the host, follow it to its end, print its table.
-
-    Raises:
-        DemoFailed: a command failed, or a job did.
-    """
+    Raises DemoFailed: a command failed, or a job did."""
     print(f"Starting server and worker, with their data in {service.folder}.", flush=True)
     client = service.start_server()
     service.start_worker()

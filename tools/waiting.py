@@ -17,9 +17,7 @@ def wait_until(
     """Poll until `condition` returns a true value; returns it.
 
     It polls every `poll_s` seconds, and after a while less often: asking takes processor time from what it waits for.
-
-    Raises:
-        TimeoutError: the time is over; the message names `what`.
+    Raises TimeoutError: the time is over; the message names `what`.
     """
     started = time.monotonic()
     while not (result := condition()):

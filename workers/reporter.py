@@ -10,12 +10,9 @@ from workers.measure.table import Column, Scalar, Table
 
 
 class Reporter:
-    """Takes the reports of a running unit, and sends each to the agent at once.
-
-    Args:
-        scratch: The folder that only this unit uses; the agent removes it after the unit.
-        ceilings: The folder of this host's measured ceilings (workers.measure.ceilings.Ceilings).
-    """
+    """Takes the reports of a running unit, and sends each to the agent at once. `scratch`: the folder that only this
+    unit uses; the agent removes it after the unit. `ceilings`: the folder of this host's measured ceilings
+    (workers.measure.ceilings.Ceilings)."""
 
     def __init__(self, send: Callable[[messages.Message], None], *, scratch: Path, ceilings: Path) -> None:
         self.send = send
@@ -61,9 +58,5 @@ class Reporter:
 
     def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:
         """Report a verdict, {"verdict", "checks"}, on one case or, without a key, on all other cases of the unit.
-
-        Args:
-            verdict: the return value of workers.measure.validity.verdict.
-            title: the case, for people.
-        """
+        `verdict`: the return value of workers.measure.validity.verdict. `title`: the case, for people."""
         self.send(messages.Validity(verdict["verdict"], verdict["checks"], case_key, title))

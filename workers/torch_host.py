@@ -43,12 +43,8 @@ def seed_everything(seed: int) -> None:
 
 def choose_device(device_type: str, precision: str = "fp32") -> torch.device:
     """Choose the device of this process, which sees only the job's devices. Raises Unsupported: there is no device of
-    that type, or it lacks the precision; InvalidEnvironment: the job has a GPU that CUDA does not see.
-
-    Args:
-        device_type: "auto", "cpu" or "cuda".
-        precision: "fp32", "tf32", "bf16", "fp16" or "fp8", which the device must support.
-    """
+    that type, or it lacks the precision; InvalidEnvironment: the job has a GPU that CUDA does not see. `device_type`:
+    "auto", "cpu" or "cuda". `precision`: "fp32", "tf32", "bf16", "fp16" or "fp8", which the device must support."""
     import torch
 
     import kernels.device_events  # noqa: F401 - before the user's code, which may replace what it holds

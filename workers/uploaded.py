@@ -163,12 +163,9 @@ def content(code: CodeSpec) -> bytes:
 
 def run_as_main(source: bytes, name: str, arguments: Sequence[str], file: Path | None = None) -> None:
     """Run a script as `python NAME ARGUMENTS` would in its folder; it may end itself with exit code 0. Raises
-    BrokenCode: it is not Python, or has ended itself with another exit code; Exception: whatever it raises.
-
-    Args:
-        name: its name for people; its last part is `sys.argv[0]`.
-        file: where it is, for what lies beside it and for processes that it spawns; None: nowhere.
-    """
+    BrokenCode: it is not Python, or has ended itself with another exit code; Exception: whatever it raises. `name`: its
+    name for people; its last part is `sys.argv[0]`. `file`: where it is, for what lies beside it and for processes that
+    it spawns; None: nowhere."""
     module = ModuleType("__main__")
     before, sys.argv = sys.argv, [PurePosixPath(name).name, *arguments]
     module.__file__ = name if file is None else str(file)
@@ -236,12 +233,8 @@ def place_of(error: BaseException) -> str:
 
 def places_in(stacks: Iterable[tuple[str, str]], files: Path | None = None) -> str:
     """Return the innermost places of the user's code in stacks that faulthandler wrote: " (rank 0: train.py:12, in
-    step)"; "": none is.
-
-    Args:
-        stacks: For each process a name, "rank 0: ", and a text, of which the last stacks count.
-        files: The folder of the uploaded files; None: that of this process.
-    """
+    step)"; "": none is. `stacks`: for each process a name, "rank 0: ", and a text, of which the last stacks count.
+    `files`: the folder of the uploaded files; None: that of this process."""
     places = [name + place for name, text in stacks if (place := _place_in(text, files or _files()))]
     return f" ({'; '.join(places)})" if places else ""
 

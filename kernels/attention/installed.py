@@ -20,11 +20,8 @@ from .problem import check_inputs, check_options
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """One version of the library, called as our implementations are.
-
-    Raises:
-        RuntimeError: it is not installed, or does not compute this problem; says which ("No available kernel: …").
-    """
+    """One version of the library, called as our implementations are. Raises RuntimeError: it is not installed, or does
+    not compute this problem; says which ("No available kernel: …")."""
 
     module: str
     """It has the functions flash_attn_func and flash_attn_varlen_func."""

@@ -30,11 +30,8 @@ NO_KERNEL = "No available kernel"
 
 
 def optional(module: str, package: str) -> Any:
-    """Import a module that another package brings.
-
-    Raises:
-        RuntimeError: it cannot be imported; names the package for pip ("No available kernel: …").
-    """
+    """Import a module that another package brings. Raises RuntimeError: it cannot be imported; names the package for
+    pip ("No available kernel: …")."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -39,11 +39,8 @@ def visible_keys(
     queries: int, keys: int, device: torch.device, is_causal: bool, *,
     window: int | None = None, bottom_right: bool = False, document_ends: Tensor | None = None,
 ) -> VisibleKeys:  # fmt: skip
-    """Return which keys the queries see; the arguments are those of `kernels.flash_attention`.
-
-    Raises:
-        ValueError: `document_ends` do not fit.
-    """
+    """Return which keys the queries see; the arguments are those of `kernels.flash_attention`. Raises ValueError:
+    `document_ends` do not fit."""
     band = band_of(queries, keys, is_causal, window=window, bottom_right=bottom_right)
     rows = torch.arange(queries, device=device)
     first = None if band.lower is None else (rows + band.lower).clamp(min=0)
@@ -59,12 +56,8 @@ def visible_keys(
 
 
 def check_documents(queries: int, keys: int, device: torch.device, document_ends: Tensor) -> None:
-    """Check `document_ends`; their values only on a CPU, since reading them would wait for a GPU.
-
-    Raises:
-        ValueError: they do not fit the queries and keys.
-        TypeError: they are no tensor.
-    """
+    """Check `document_ends`; their values only on a CPU, since reading them would wait for a GPU. Raises ValueError:
+    they do not fit the queries and keys; TypeError: they are no tensor."""
     _refuse_lists(document_ends)
     if document_ends.dim() != 1 or document_ends.dtype != torch.int32 or document_ends.device != device:
         raise ValueError(

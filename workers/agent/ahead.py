@@ -30,12 +30,8 @@ def units_at_a_time() -> int:
 
 
 class Ahead(Generic[WorkT]):
-    """The units that have been started and wait.
-
-    Args:
-        start: starts the process of a unit behind a gate.
-        stop: a descriptor that becomes readable when the job must end.
-    """
+    """The units that have been started and wait. `start`: starts the process of a unit behind a gate. `stop`: a
+    descriptor that becomes readable when the job must end."""
 
     def __init__(self, start: Callable[[WorkT, socket.socket], Process], stop: int) -> None:
         self._start = start

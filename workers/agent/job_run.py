@@ -308,12 +308,8 @@ class JobRun:
     def _run_planned(
         self, units: Sequence[Unit], before: int, seconds: list[float], runner: Runner, spec: SpecBase
     ) -> Outcome:
-        """Run units that were planned together, one after the other, until one does not succeed.
-
-        Args:
-            before: The number of the job's units before them.
-            seconds: Takes how long each took.
-        """
+        """Run units that were planned together, one after the other, until one does not succeed. `before`: the number
+        of the job's units before them. `seconds`: takes how long each took."""
         count = before + len(units)
         processes = [_Process(unit, index, count, self._next_scratch()) for index, unit in enumerate(units, before)]
         for number, process in enumerate(processes):
@@ -337,13 +333,9 @@ class JobRun:
         return Succeeded()
 
     def _fetch_code(self) -> None:
-        """Read the uploaded files that the spec names, of which each unit gets copies of its own.
-
-        Raises:
-            Unsupported: this worker runs no uploaded code.
-            InvalidEnvironment: a file is missing, or cannot be read.
-            _Interrupted: the job must end, or goes back since the store cannot be used.
-        """
+        """Read the uploaded files that the spec names, of which each unit gets copies of its own. Raises Unsupported:
+        this worker runs no uploaded code; InvalidEnvironment: a file is missing, or cannot be read; _Interrupted: the
+        job must end, or goes back since the store cannot be used."""
         wanted = {sha256 for _, sha256 in codes_of(self.claim.spec)}
         if not wanted:
             return

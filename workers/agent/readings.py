@@ -41,12 +41,8 @@ def read(
     is_lost: Callable[[str], bool] = nvml.is_lost,
 ) -> dict[str, Any]:
     """Return each device's present load, in the order of `Host.as_devices`. Values that a device does not report are
-    None.
-
-    Args:
-        find_gpu: finds a GPU by its UUID.
-        is_lost: tells whether a GPU fell off the bus; one that did is `lost` in the result.
-    """
+    None. `find_gpu`: finds a GPU by its UUID. `is_lost`: tells whether a GPU fell off the bus; one that did is `lost`
+    in the result."""
     load_1min, _, _ = os.getloadavg()
     cpu = {
         "type": "cpu",

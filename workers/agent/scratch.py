@@ -22,11 +22,7 @@ _DEAD = "dead-"
 
 
 class Scratch:
-    """An agent's folder, below `root`, until `close`.
-
-    Raises:
-        DiskFull, CannotRunHere: it cannot be made.
-    """
+    """An agent's folder, below `root`, until `close`. Raises DiskFull, CannotRunHere: it cannot be made."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -72,11 +72,8 @@ RunT = TypeVar("RunT", bound=Run)
 
 class Serving(ABC, Generic[RunT]):
     """A worker without a place where jobs run. `serve_until_drained` returns when `drain` was called and no job runs.
-
-    Args:
-        database: The store's database; the worker does not close it.
-        clock: Returns the time in seconds, from any beginning.
-    """
+    `database`: the store's database; the worker does not close it. `clock`: returns the time in seconds, from any
+    beginning."""
 
     def __init__(self, settings: Settings, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -66,10 +66,7 @@ class _UnitResults:
 
 class Spool:
     """Measurements, tables, artifacts, units and log of one attempt. Results belong to the unit that began last.
-
-    Args:
-        neighbours: Ids of the jobs that ran on this host when the job began; they become part of each environment.
-    """
+    `neighbours`: ids of the jobs that ran on this host when the job began; they become part of each environment."""
 
     def __init__(self, neighbours: Sequence[int] = ()) -> None:
         self.log = CappedLog()
@@ -119,13 +116,8 @@ class Spool:
         return self._units[-1]
 
     def add(self, message: Measured | TableMade | Environment | Validity) -> None:
-        """Add a result of the unit.
-
-        Raises:
-            ValueError: its parts do not agree.
-            TooLarge: it, or all results of its kind of this job, exceed a limit.
-            UnfitResult: it does not fit to an earlier result.
-        """
+        """Add a result of the unit. Raises ValueError: its parts do not agree; TooLarge: it, or all results of its kind
+        of this job, exceed a limit; UnfitResult: it does not fit to an earlier result."""
         match message:
             case Measured():
                 self._add_measurement(message)
@@ -202,12 +194,8 @@ class Spool:
 
     def name_artifact(self, name: str) -> str:
         """Reserve and return the public name of the unit's artifact `name`. No other artifact of the job can get it.
-
-        Raises:
-            ValueError: `name` is not a valid artifact name.
-            UnfitResult: another artifact has this name, or the public name that follows from it.
-            TooLarge: this job exceeds the limit of artifacts.
-        """
+        Raises ValueError: `name` is not a valid artifact name; UnfitResult: another artifact has this name, or the
+        public name that follows from it; TooLarge: this job exceeds the limit of artifacts."""
         if not ARTIFACT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'; at most 200")
         unit = self._unit

@@ -60,9 +60,7 @@ class DeviceLocks:
     has released those that the job does not need.
 
     Each agent shares the lock `agents`, so that one that ends a job knows whether it has to let others begin one.
-
-    Raises:
-        CannotRunHere: the folder or a file for locks cannot be used; the error says why, and the cure.
+    Raises CannotRunHere: the folder or a file for locks cannot be used; the error says why, and the cure.
     """
 
     has_company = False
@@ -80,11 +78,9 @@ class DeviceLocks:
         """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, otherwise
         shared.
 
-        Without descriptors, another job has the host alone, or another agent is choosing.
-
-        Raises:
-            CannotRunHere: the folder or a file for locks cannot be used.
-            OSError: no descriptor is left, or the disk is full. No lock is held then.
+        Without descriptors, another job has the host alone, or another agent is choosing. Raises CannotRunHere: the
+        folder or a file for locks cannot be used; OSError: no descriptor is left, or the disk is full. No lock is held
+        then.
         """
         held = HeldDevices()
         try:

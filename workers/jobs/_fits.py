@@ -191,12 +191,9 @@ class Mesh(NamedTuple):
 
 
 def fewest_devices(strategy: str, splits: Sequence[int], suffices: Callable[[int, int], bool]) -> Mesh | None:
-    """Return the mesh of the fewest devices that suffices for a strategy; None if none does.
-
-    Args:
-        splits: The lengths that the tensor axis may have, ascending, from 1 on.
-        suffices: Tells whether so many devices along the fsdp and the tensor axis do; then more along the fsdp axis do.
-    """
+    """Return the mesh of the fewest devices that suffices for a strategy; None if none does. `splits`: the lengths that
+    the tensor axis may have, ascending, from 1 on. `suffices`: tells whether so many devices along the fsdp and the
+    tensor axis do; then more along the fsdp axis do."""
     best: Mesh | None = None
     for tensor in splits if strategy in SPLIT_BY_TENSOR else (1,):
         if best is not None and tensor >= best.devices:
@@ -311,11 +308,8 @@ def step_text(spec: EstimateSpec) -> str:
 
 
 def answer(spec: EstimateSpec, fits: Sequence[Fit], fewer: str | None, *, on_gpu: bool) -> list[str]:
-    """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit?
-
-    Args:
-        fewer: As `Question.fewer` says it.
-    """
+    """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit? `fewer`: as
+    `Question.fewer` says it."""
     known = [fit for fit in fits if fit.fits is not None]
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens, {step_text(spec)}"
     size = size_text(spec, on_gpu=on_gpu)

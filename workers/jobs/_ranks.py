@@ -185,12 +185,8 @@ def serve_node(index: int, scratch: Path) -> NoReturn:
 
 
 def job_failure(error: Exception, *, started: bool) -> RunnerError:
-    """Return the failure of a job whose ranks have failed.
-
-    Args:
-        error: What `RankReports.next` raised.
-        started: Whether the ranks had begun with their work.
-    """
+    """Return the failure of a job whose ranks have failed. `error`: what `RankReports.next` raised. `started`: whether
+    the ranks had begun with their work."""
     if not isinstance(error, RanksFailed):
         return InvalidEnvironment(f"the ranks could not be launched: {error}")
     who = "the ranks" if error.rank is None else f"rank {error.rank}"

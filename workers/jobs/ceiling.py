@@ -159,12 +159,8 @@ def checks_of(trial: Trial) -> list[Check]:
 
 
 def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequence[Check]) -> str | None:
-    """Return the reason why a rate must not serve as a ceiling; None if it may.
-
-    Args:
-        field: The field of the spec that chooses the size.
-        size: The size that the spec chose; None: the device's own size was taken.
-    """
+    """Return the reason why a rate must not serve as a ceiling; None if it may. `field`: the field of the spec that
+    chooses the size. `size`: the size that the spec chose; None: the device's own size was taken."""
     if size is not None:
         return f"{field} was chosen, and a device reaches its ceiling at some sizes only: leave it out"
     if len(timing.samples) < MIN_SAMPLES:

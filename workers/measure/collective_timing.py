@@ -97,12 +97,9 @@ class Numbers:
 
 
 class Collective(abc.ABC):
-    """One operation on its own tensors, which can be called repeatedly; the numbers change between calls.
-
-    Args:
-        numel: Numbers in the full tensor, a multiple of the group's ranks.
-        numbers: Gives the numbers; their data type is the tensors'.
-    """
+    """One operation on its own tensors, which can be called repeatedly; the numbers change between calls. `numel`:
+    numbers in the full tensor, a multiple of the group's ranks. `numbers`: gives the numbers; their data type is the
+    tensors'."""
 
     def __init__(self, numel: int, numbers: Numbers, rank: Rank, group: dist.ProcessGroup) -> None:
         self._numbers, self._rank, self._group = numbers, rank, group
@@ -443,12 +440,8 @@ class CellTimer:
 
 
 def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | None, steps: int, seed: int) -> None:
-    """Measure cells one after the other on this rank: the function to `launch`.
-
-    Args:
-        cells: The fields of each TimedCollective.
-        warmup: Calls before measuring; None: until rank 0's times are steady.
-    """
+    """Measure cells one after the other on this rank: the function to `launch`. `cells`: the fields of each
+    TimedCollective. `warmup`: calls before measuring; None: until rank 0's times are steady."""
     timer = CellTimer(rank, warmup, steps, seed)
     for cell in cells:
         timer.measure(TimedCollective(**cell))

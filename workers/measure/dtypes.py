@@ -61,11 +61,8 @@ class TypedTensor:
 
 
 class DtypeAudit:
-    """Watches one step of a model.
-
-    Args:
-        model: The model; a module or parameter that it has twice is listed under its first name.
-    """
+    """Watches one step of a model. `model`: the model; a module or parameter that it has twice is listed under its
+    first name."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -39,12 +39,8 @@ def product_works(rows: int, inner: int, columns: int, recipe: str, device: torc
 
 def scaled_product(left: Tensor, right: Tensor, *, by_row: bool, fast: bool) -> Workload:
     """Return an FP8 product with scales of 1, (rows, inner) stored by rows times (inner, columns) stored by columns. A
-    CPU emulates it.
-
-    Args:
-        by_row: A scale for each row of `left` and each column of `right`; else one for each factor.
-        fast: Sum in the tensor core's own precision, as torchao does in the forward pass only.
-    """
+    CPU emulates it. `by_row`: a scale for each row of `left` and each column of `right`; else one for each factor.
+    `fast`: sum in the tensor core's own precision, as torchao does in the forward pass only."""
     if left.device.type == "cpu":
         return _discarding(lambda: torch.mm(left.float(), right.float()).bfloat16())
     shapes = ((len(left), 1), (1, right.shape[1])) if by_row else ((), ())
@@ -77,12 +73,8 @@ def whole_work(
     between: bool,
 ) -> Workload:
     """Return both passes of equal layers as a model has them: under autocast, and on a GPU compiled. Raises NoFloat8:
-    torchao is missing.
-
-    Args:
-        readers: Layers, which read one input.
-        between: Between two elementwise operations, with which the compiler fuses casts, as in a model.
-    """
+    torchao is missing. `readers`: layers, which read one input. `between`: between two elementwise operations, with
+    which the compiler fuses casts, as in a model."""
     with device:
         model = _Readers(readers, inner, columns, PARAMETER_DTYPES[parameter_dtype], between=between)
     weights = list(model.parameters())

@@ -35,11 +35,8 @@ RETURNED, MADE, WORK = "returned", "steps", "work"
 
 
 class ReturnedNumbers:
-    """Keeps the numbers that the first STEPS steps return, and those at ROUND.
-
-    Args:
-        read: Returns what the last step has returned.
-    """
+    """Keeps the numbers that the first STEPS steps return, and those at ROUND. `read`: returns what the last step has
+    returned."""
 
     def __init__(self, read: Callable[[], object]) -> None:
         self._read = read

@@ -58,13 +58,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of one unit. A value may be None, which means unknown.
-
-    Raises:
-        TooLarge: more than MAX_ROWS rows or MAX_BYTES bytes.
-        ValueError: a name is empty or not unique, a row has more or fewer values than there are columns, or a value
-            has not its column's type; the message says which.
-    """
+    """A table of one unit. A value may be None, which means unknown. Raises TooLarge: more than MAX_ROWS rows or
+    MAX_BYTES bytes; ValueError: a name is empty or not unique, a row has more or fewer values than there are columns,
+    or a value has not its column's type; the message says which."""
 
     name: str
     columns: Sequence[Column]

@@ -177,12 +177,8 @@ def check_host_bound(timing: Timing) -> Check:
 
 
 def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Check:
-    """Check that the device does not wait for the host within a step's wall time: check `host_bound`.
-
-    Args:
-        wall_ms: median wall time of a step.
-        host_us: median time in which the host issued a step; None on a CPU.
-    """
+    """Check that the device does not wait for the host within a step's wall time: check `host_bound`. `wall_ms`: median
+    wall time of a step. `host_us`: median time in which the host issued a step; None on a CPU."""
     if host_us is None:
         return not_judged("host_bound", "no device that works beside the host")
     detail = f"issuing a step takes {1e-3 * host_us:.4g} of its {wall_ms:.4g} ms"
@@ -250,12 +246,8 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
 
 
 def check_streams(left_ms: float, step_ms: float) -> list[Check]:
-    """Check that steps wait for their own work; no check if they do.
-
-    Args:
-        left_ms: Time for which a device worked on after it had reached the end of a loop's last step.
-        step_ms: Median of the steps.
-    """
+    """Check that steps wait for their own work; no check if they do. `left_ms`: time for which a device worked on after
+    it had reached the end of a loop's last step. `step_ms`: median of the steps."""
     if left_ms <= max(MOST_STEPS_LEFT * step_ms, LEAST_LEFT_MS):
         return []
     detail = (
@@ -266,12 +258,9 @@ def check_streams(left_ms: float, step_ms: float) -> list[Check]:
 
 
 def check_phases(step_ms: float, left_ms: float) -> list[Check]:
-    """Check that the phases of isolated steps have all of the device's time; no check if they do.
-
-    Args:
-        step_ms: Median of the steps, each until all streams are idle.
-        left_ms: Median of what the phases, which end on the current stream, lack of their step.
-    """
+    """Check that the phases of isolated steps have all of the device's time; no check if they do. `step_ms`: median of
+    the steps, each until all streams are idle. `left_ms`: median of what the phases, which end on the current stream,
+    lack of their step."""
     if left_ms <= max(MAX_LEFT_OF_STEP * step_ms, LEAST_LEFT_OF_STEP_MS):
         return []
     detail = f"the phases lack {left_ms:.4g} of the step's {step_ms:.4g} ms: work on streams for which the current one "
@@ -305,12 +294,9 @@ def check_lost_gradients(missing: Sequence[str], count: int) -> list[Check]:
 
 
 def check_updates(idle: Sequence[str], updates: Sequence[tuple[bool, ...]]) -> list[Check]:
-    """Check that the last step, whose memory is told, updates all that earlier ones do; no check if it does.
-
-    Args:
-        idle: The optimizers that have no state yet, which a step that updates would have.
-        updates: As `OwnStep.updates` yields them.
-    """
+    """Check that the last step, whose memory is told, updates all that earlier ones do; no check if it does. `idle`:
+    the optimizers that have no state yet, which a step that updates would have. `updates`: as `OwnStep.updates` yields
+    them."""
     if idle:
         detail = f"{idle[0]} has updated nothing in {len(updates)} steps, and has no state yet: "
         return [Check("updates", False, detail + "set warmup_steps so that the step after them updates")]
@@ -476,10 +462,7 @@ def check_threads(before: Mapping[int, float], after: Mapping[int, float], span_
 
 class Monitor:
     """Watches host and devices while one case is measured: call `start`, `watch` between steps, then `conclude`.
-
-    Args:
-        devices: The case's device or devices: GPUs, all of which are watched, or the CPU.
-    """
+    `devices`: the case's device or devices: GPUs, all of which are watched, or the CPU."""
 
     def __init__(self, devices: torch.device | Sequence[torch.device]) -> None:
         devices = [devices] if isinstance(devices, torch.device) else list(devices)

@@ -401,12 +401,8 @@ def weight_copies_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> 
 
 
 def attention_flops(shape: tuple[int, int, int, int], problem: AttentionProblem, queries: int | None = None) -> int:
-    """Return the FLOPs of the forward pass of attention alone: scores and values of visible pairs.
-
-    Args:
-        shape: (batch, query heads, keys, head_dim).
-        queries: Number of queries; None: as many as keys.
-    """
+    """Return the FLOPs of the forward pass of attention alone: scores and values of visible pairs. `shape`: (batch,
+    query heads, keys, head_dim). `queries`: number of queries; None: as many as keys."""
     batch, heads, keys, head_dim = shape
     queries = queries or keys
     return int(4 * batch * heads * queries * keys * head_dim * visible_share(problem, queries, keys))

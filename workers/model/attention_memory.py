@@ -18,11 +18,8 @@ LONGEST = 2**40
 
 @dataclass
 class AttentionPlay(Play):
-    """One forward pass and, if `choices` has one, one backward pass.
-
-    Args:
-        shape: num_heads and d_model (all heads together) count; the model's other sizes do not.
-    """
+    """One forward pass and, if `choices` has one, one backward pass. `shape`: num_heads and d_model (all heads
+    together) count; the model's other sizes do not."""
 
     causal: bool = True
     splits_heads: bool = field(default=False, init=False)
@@ -55,11 +52,7 @@ class AttentionPlay(Play):
 
 @dataclass(frozen=True)
 class AttentionMemory:
-    """A call of attention alone.
-
-    Args:
-        step: Sequences, their length, data type (`precision`), implementation and device.
-    """
+    """A call of attention alone. `step`: sequences, their length, data type (precision), implementation and device."""
 
     num_heads: int
     head_dim: int

@@ -134,10 +134,8 @@ class TritonAdamW(AdamW):
 
     State as of torch's AdamW with `fused`: two moments of a parameter's shape, and the step's number, a float32 tensor
     on the device; with `master_weights` also `master_param`. A CUDA graph can capture a step, with the learning rate in
-    a tensor. Parameters may be DTensors.
-
-    Raises:
-        ValueError: as AdamW; at a step, parameters are not in float32, bfloat16 or float16 on a CUDA device.
+    a tensor. Parameters may be DTensors. Raises ValueError: as AdamW; at a step, parameters are not in float32,
+    bfloat16 or float16 on a CUDA device.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

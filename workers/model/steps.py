@@ -47,12 +47,8 @@ class Step(Protocol):
 
 
 class ForwardStep:
-    """Forward pass and loss, without gradients. Phase: forward.
-
-    Args:
-        model: Maps token ids to logits.
-        model_has_loss: Whether the model computes the loss itself, from `targets`.
-    """
+    """Forward pass and loss, without gradients. Phase: forward. `model`: maps token ids to logits. `model_has_loss`:
+    whether the model computes the loss itself, from `targets`."""
 
     def __init__(
         self, model: Callable[..., Tensor], batches: Batches, precision: Precision, *, model_has_loss: bool = False
@@ -84,11 +80,8 @@ class ForwardStep:
 
 class BackwardStep(ForwardStep):
     """Forward pass, loss and gradients. Phases: forward, backward; with several micro-batches, accumulation first.
-
-    Args:
-        module: Has the parameters whose gradients are computed.
-        micro_batches: Number of equal parts of each batch whose gradients are added up to those of their mean loss.
-    """
+    `module`: has the parameters whose gradients are computed. `micro_batches`: number of equal parts of each batch
+    whose gradients are added up to those of their mean loss."""
 
     def __init__(
         self,
@@ -212,12 +205,8 @@ class TrainStep(BackwardStep):
 
 
 class GenerateStep:
-    """Continue a prompt by `new_tokens` tokens. Phases: prefill (first token), decode (the others).
-
-    Args:
-        model, module: The model as it is called, and its module.
-        temperature, top_k: See `workers.model.generation.sample`.
-    """
+    """Continue a prompt by `new_tokens` tokens. Phases: prefill (first token), decode (the others). `model`, `module`:
+    the model as it is called, and its module. `temperature`, `top_k`: see `workers.model.generation.sample`."""
 
     def __init__(
         self,

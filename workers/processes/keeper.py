@@ -85,12 +85,8 @@ class Request:
 
 
 def keep(control: socket.socket, start: Callable[[Request], int | None]) -> None:
-    """Run one unit to its end; returns when none of its processes is left. Call it in a process made for it.
-
-    Args:
-        control: the socket to the agent.
-        start: starts the unit and returns its pid, or None if that is impossible.
-    """
+    """Run one unit to its end; returns when none of its processes is left. Call it in a process made for it. `control`:
+    the socket to the agent. `start`: starts the unit and returns its pid, or None if that is impossible."""
     adopt_orphans()
     wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
@@ -144,12 +140,9 @@ def _receive(control: socket.socket) -> bytes:
 
 
 def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[[Request], int]:
-    """Return a function that starts a unit by another fork, in a keeper that was forked from the warm parent.
-
-    Args:
-        run: the unit's process calls this; its return value is the exit code.
-        close: file descriptors of the keeper's that the unit must not have.
-    """
+    """Return a function that starts a unit by another fork, in a keeper that was forked from the warm parent. `run`:
+    the unit's process calls this; its return value is the exit code. `close`: file descriptors of the keeper's that the
+    unit must not have."""
 
     def start(request: Request) -> int:
         keeper = os.getpid()

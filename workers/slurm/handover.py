@@ -33,11 +33,7 @@ def mark_of(token: str) -> str:
 
 
 class HandOverFolder:
-    """The folder of one worker, until `close`.
-
-    Raises:
-        CannotRunHere: it cannot be used, or another worker uses it.
-    """
+    """The folder of one worker, until `close`. Raises CannotRunHere: it cannot be used, or another worker uses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

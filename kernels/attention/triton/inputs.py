@@ -20,10 +20,7 @@ MIN_CAPABILITY = (8, 0)
 
 def allocate_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Check the inputs, and return empty tensors for the output (q's shape and dtype) and the log-sum-exp (float32).
-
-    Raises:
-        ValueError: the kernels do not take these shapes, dtypes or devices.
-    """
+    Raises ValueError: the kernels do not take these shapes, dtypes or devices."""
     if q.dim() not in (3, 4):
         raise ValueError(f"expected q, k and v with three or four axes, not {tuple(q.shape)}")
     check_shapes(q, k, v)
@@ -39,11 +36,8 @@ def allocate_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_device(device: torch.device) -> None:
-    """Check that the kernels run on this device.
-
-    Raises:
-        ValueError: it is no CUDA device, or its compute capability is below `MIN_CAPABILITY`.
-    """
+    """Check that the kernels run on this device. Raises ValueError: it is no CUDA device, or its compute capability is
+    below `MIN_CAPABILITY`."""
     on_triton(device, DIFFERENTIABLE)
     if not triton.knobs.runtime.interpret and capability(device) < MIN_CAPABILITY:
         version = ".".join(map(str, capability(device)))

@@ -79,13 +79,9 @@ class OperationRunner(GridRunner[OperationContext]):
     def add_rates(
         self, spec: Any, cell: Any, milliseconds: Mapping[str | None, float], context: OperationContext, values: Values
     ) -> None:
-        """Set the rates that follow from median times, and the extras.
-
-        Args:
-            milliseconds: Median times by phase: "forward", "backward" where it was timed, and None for the mode's
-                whole work unless a pass of it is missing.
-            values: Takes the rates: one sample for each phase in `milliseconds`.
-        """
+        """Set the rates that follow from median times, and the extras. `milliseconds`: median times by phase:
+        "forward", "backward" where it was timed, and None for the mode's whole work unless a pass of it is missing.
+        `values`: takes the rates: one sample for each phase in `milliseconds`."""
 
     def open(self, spec: Any, devices: Sequence[torch.device], report: Reporter) -> OperationContext:
         from workers.measure.stopwatch import stopwatch
@@ -301,10 +297,7 @@ def check_timing(timing: Timing, device: torch.device) -> list[Check]:
 
 def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation]) -> Check:
     """Check that nothing was compiled, or fell back to eager, while samples were taken. Warm-up calls may compile.
-
-    Args:
-        began: The counters when each pass's samples began.
-        ended: The counters when each pass's samples were complete.
+    `began`: the counters when each pass's samples began. `ended`: the counters when each pass's samples were complete.
     """
     spans = list(zip(began, ended, strict=True))
     graphs = sum(after.graphs - before.graphs for before, after in spans)

@@ -103,13 +103,9 @@ def prepare(spec: TrainingSpec) -> tuple[torch.device, Maker]:
 
 
 def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch.nn.Module]:
-    """Return a function that builds the spec's model with its attention on the current default device.
-
-    Raises:
-        Unsupported: the model or attention does not exist here, or does not support the spec's options.
-        InvalidEnvironment: an installed model or attention is broken.
-        BrokenCode: the job's uploaded one is broken.
-    """
+    """Return a function that builds the spec's model with its attention on the current default device. Raises
+    Unsupported: the model or attention does not exist here, or does not support the spec's options; InvalidEnvironment:
+    an installed model or attention is broken; BrokenCode: the job's uploaded one is broken."""
     import torch
 
     from workers.model.precision import PRECISIONS

@@ -57,12 +57,8 @@ step; a larger number cannot be a share."""
 
 
 def metrics_of(spec: TrainingSpec, pacing: Pacing = "step", phases: Sequence[str] | None = None) -> list[Metric]:
-    """Return the metrics of a spec in the order of the report.
-
-    Args:
-        pacing: `loop` has one metric more.
-        phases: The phases that a step of the user's own has named; None: those of the spec.
-    """
+    """Return the metrics of a spec in the order of the report. `pacing`: `loop` has one metric more. `phases`: the
+    phases that a step of the user's own has named; None: those of the spec."""
     whole = WHOLE if spec.step_code is None else (*WHOLE, OWN_WHOLE)
     known = spec.step_phases() if phases is None else phases
     return [

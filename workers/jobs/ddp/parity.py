@@ -154,10 +154,7 @@ class ParityCheck:
 
         The single process takes no more than this rank's peak and what the other ranks have of the model: parameters,
         gradients and two optimizer states if all is sharded, or the states alone; where parameters have 2 bytes per
-        element, at most three states of 4 bytes.
-
-        Returns:
-            Why neither the GPU nor the host has room; None if one has.
+        element, at most three states of 4 bytes. Returns why neither the GPU nor the host has room; None if one has.
         """
         # Both results, and the parameters as they were in the beginning.
         kept = 3 * model_bytes

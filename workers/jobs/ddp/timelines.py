@@ -150,12 +150,8 @@ def later(waits_ms: Sequence[float]) -> list[float]:
 
 
 class Ranks:
-    """What the profiled steps of all ranks say together.
-
-    Args:
-        found: For each rank what `of_rank` returned.
-        sizes: The bytes of the largest collective, by operation, where they are known.
-    """
+    """What the profiled steps of all ranks say together. `found`: for each rank what `of_rank` returned. `sizes`: the
+    bytes of the largest collective, by operation, where they are known."""
 
     def __init__(self, found: Sequence[Sequence[Mapping[str, Any]]], sizes: Mapping[str, int]) -> None:
         self.steps = max(1, min(map(len, found), default=0))

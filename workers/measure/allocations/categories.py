@@ -62,11 +62,8 @@ def owners_of(
     states: Iterable[object] = (),
 ) -> Owners:
     """Return the present owners of the storages on `device`. The first of several tensors with one storage owns it.
-
-    Args:
-        bare: Parameters that may be in no module.
-        states: Objects that hold the state of optimizers that torch does not know.
-    """
+    `bare`: parameters that may be in no module. `states`: objects that hold the state of optimizers that torch does not
+    know."""
     owners: Owners = {}
     optimizers = list(optimizers)
     named = list(model.named_parameters())

@@ -81,12 +81,8 @@ class Stretch:
 
 
 class Ledger:
-    """The living allocations of one device.
-
-    Args:
-        alive: The allocations alive when the history begins.
-        max_points: Points of the use over time that each stretch keeps.
-    """
+    """The living allocations of one device. `alive`: the allocations alive when the history begins. `max_points`:
+    points of the use over time that each stretch keeps."""
 
     def __init__(self, alive: Iterable[Allocation] = (), max_points: int = 1000) -> None:
         self.alive: dict[int, Allocation] = {one.address: one for one in alive}

@@ -86,11 +86,8 @@ class Interval:
 
 
 class Attribution:
-    """The step, phase, ranges and operator of all work of a recording.
-
-    Args:
-        on_gpu: Whether the work is that of a GPU, or the operators of a CPU.
-    """
+    """The step, phase, ranges and operator of all work of a recording. `on_gpu`: whether the work is that of a GPU, or
+    the operators of a CPU."""
 
     def __init__(self, recording: Recording, phases: Collection[str], *, on_gpu: bool) -> None:
         self._device, self._memory = recording.device, recording.memory

@@ -116,12 +116,8 @@ class _File:
 
 @dataclass
 class OwnCode:
-    """Tells the user's own code from all other.
-
-    Args:
-        name_of: Returns a file's name as users know it, by the name that its code has; None: it is not the user's own.
-        text_of: Returns the lines of such a file.
-    """
+    """Tells the user's own code from all other. `name_of`: returns a file's name as users know it, by the name that its
+    code has; None: it is not the user's own. `text_of`: returns the lines of such a file."""
 
     name_of: Callable[[str], str | None]
     text_of: Callable[[str], Sequence[str]]
@@ -370,12 +366,8 @@ class LineTrace:
     def launched(
         self, recording: Recording, begun_ns: int, lines: Callable[[Stack], Stack] = lambda stack: stack[-1:]
     ) -> dict[Place | None, Launched]:
-        """Return the operators and the device's work of the step by the line that launched them.
-
-        Args:
-            begun_ns: When the step began by the profiler's clock.
-            lines: Tells for which of the open lines something counts.
-        """
+        """Return the operators and the device's work of the step by the line that launched them. `begun_ns`: when the
+        step began by the profiler's clock. `lines`: tells for which of the open lines something counts."""
         stack_at, shift = self.stacks(begun_ns), self._shift(begun_ns)
 
         def moved(event: HostEvent) -> bool:

@@ -96,12 +96,8 @@ class Replay:
         ]
 
     def length_ns(self, scale: float, *, whole: bool = True) -> float:
-        """Return the mean time of a step.
-
-        Args:
-            scale: Of the host's own time, but for that in which it loads.
-            whole: False: without what may be left out.
-        """
+        """Return the mean time of a step. `scale`: of the host's own time, but for that in which it loads. `whole`:
+        False: without what may be left out."""
         host = free = first = last = 0.0
         at_host = since = worked = self._marks[0][0]
         skips = waiting = loads = False

@@ -143,12 +143,8 @@ def range_rows(ranges: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Map
 
 
 def line_rows(uses: Sequence[Use], step_ms: float) -> Rows:
-    """Return the rows of the table of lines of the user's own code.
-
-    Args:
-        uses: In order; the last one may be that of all other code.
-        step_ms: The step's time, to which their own times add up.
-    """
+    """Return the rows of the table of lines of the user's own code. `uses`: in order; the last one may be that of all
+    other code. `step_ms`: the step's time, to which their own times add up."""
     others = uses[-1:] if uses and uses[-1].place is None else []
     return [
         [

@@ -40,12 +40,8 @@ def write(raw: Path, target: Path, max_bytes: int) -> None:
 
 def together(raws: Sequence[Path], ahead_ms: Sequence[float], target: Path, max_bytes: int) -> None:
     """Write one trace of all ranks, on the clock of rank 0, with a process for each rank, for Perfetto. Raises
-    TooLarge: that would have more than `max_bytes`; there is no file then.
-
-    Args:
-        ahead_ms: By how much each rank's clock is ahead of rank 0's.
-        target: The compressed file.
-    """
+    TooLarge: that would have more than `max_bytes`; there is no file then. `ahead_ms`: by how much each rank's clock is
+    ahead of rank 0's. `target`: the compressed file."""
     if (size := sum(raw.stat().st_size for raw in raws)) > TOGETHER_FACTOR * max_bytes:
         raise TooLarge(f"the ranks' traces have {size / 2**20:.0f} MiB together: raise trace_max_mib")
     joined = target.with_suffix(".raw")
