@@ -306,13 +306,9 @@ class GradientUsage:
         order: int | None = None,
         again: bool = False,
     ) -> None:
-        """Start the exchange.
-
-        Args:
-            used: Whether this rank has a gradient of each parameter.
-            order: A number of 31 bits that must be the same on every rank, if any.
-            again: Whether this is the step's second exchange, which must be so on every rank.
-        """
+        """Start the exchange. `used`: whether this rank has a gradient of each parameter. `order`: a number of 31 bits
+        that must be the same on every rank, if any. `again`: whether this is the step's second exchange, which must be
+        so on every rank."""
         here = [True] * 8 + list(used)
         # Elsewhere nothing may be copied from the host, as by an assignment, which no CUDA graph can hold.
         if all(here):

@@ -195,13 +195,8 @@ def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Ch
 
 
 def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None, device_type: str) -> Check:
-    """Check that a device can have done the work in the measured time: check `ceiling`.
-
-    Args:
-        tflops: the measured rate, in TFLOP/s as the others.
-        peak: the vendor's; None: unknown.
-        ceiling: the measured one; None: unknown.
-    """
+    """Check that a device can have done the work in the measured time: check `ceiling`. `tflops`: the measured rate, in
+    TFLOP/s as the others. `peak`: the vendor's; None: unknown. `ceiling`: the measured one; None: unknown."""
     limits = [] if peak is None else [(peak, "the vendor's peak")]
     if ceiling is not None:
         limit = ceiling.value + max(ceiling.spread, CEILING_MARGINS[device_type] * ceiling.value)
@@ -218,12 +213,8 @@ def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None, devic
 
 def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int) -> list[Check]:
     """Check for recompilation while measuring, and for functions that were not compiled. For compiled models only.
-
-    Args:
-        before: counters when measuring began.
-        after: counters when it ended.
-        warmup_steps: steps made before it began.
-    """
+    `before`: counters when measuring began. `after`: counters when it ended. `warmup_steps`: steps made before it
+    began."""
     recompiled = after.graphs - before.graphs
     detail = f"{recompiled} graphs compiled during the measured steps"
     if warmup_steps == 0:

@@ -45,13 +45,9 @@ def min_calls(fixed_calls: int | None) -> int:
 
 
 class WarmUp:
-    """Takes the times of warm-up calls, and decides when the warm-up is over.
-
-    Args:
-        fixed_calls: Exact number of calls; None: until times are steady, at least MIN_CALLS.
-        window_s: Least length of a window in seconds.
-        clock: Returns seconds; tests give another one.
-    """
+    """Takes the times of warm-up calls, and decides when the warm-up is over. `fixed_calls`: exact number of calls;
+    None: until times are steady, at least MIN_CALLS. `window_s`: least length of a window in seconds. `clock`: returns
+    seconds; tests give another one."""
 
     def __init__(
         self, fixed_calls: int | None, *, window_s: float = WINDOW_S, clock: Callable[[], float] = now_s

@@ -104,14 +104,10 @@ def learn_backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool,
     numbers: int, is_deterministic: bool, launches: Sequence[tuple[Launch, Sequence[int]]],
 ) -> None:  # fmt: skip
-    """Register backward passes of this kind with the library, once Triton has compiled their kernels.
-
-    Args:
-        numbers: Elements of the float32 buffer.
-        is_deterministic: The kernels give the same bits in every run.
-        launches: Launches, each with the indices of its tensors in the list q, k, v, the output's gradient, the buffer,
-            dk, dv, dq, the output and its log-sum-exp.
-    """
+    """Register backward passes of this kind with the library, once Triton has compiled their kernels. `numbers`:
+    elements of the float32 buffer. `is_deterministic`: the kernels give the same bits in every run. `launches`:
+    launches, each with the indices of its tensors in the list q, k, v, the output's gradient, the buffer, dk, dv, dq,
+    the output and its log-sum-exp."""
     kind = out_gradient, q, k, v, out, logsumexp, is_causal, numbers, is_deterministic
     _teach(launches, lambda library, kernels: library.learn_backward(*kind, kernels))
 

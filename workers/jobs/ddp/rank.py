@@ -177,13 +177,8 @@ class RankRun:
 
     def take_turn(self, strategy: str, found: dict[str, Any] | None, *, number: int = 0, rounds: int = 1) -> Turn:
         """Build the strategy's model, warm up, and measure. Raises DoesNotFit: the memory of some rank does not hold
-        one process alone.
-
-        Args:
-            strategy: One of the context's sides.
-            found: Takes the results beside times, which are those of first turns; None in other turns.
-            number, rounds: As in `measure_steps`.
-        """
+        one process alone. `strategy`: one of the context's sides. `found`: takes the results beside times, which are
+        those of first turns; None in other turns. `number`, `rounds`: as in `measure_steps`."""
         try:
             with self.context.agree_on_memory(strategy):
                 trained = self._build(strategy, warmed=number > 0)

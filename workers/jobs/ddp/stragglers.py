@@ -33,13 +33,9 @@ DIFFERS = 0.02
 
 @dataclass(frozen=True)
 class Lateness:
-    """Who is late in the profiled steps.
-
-    Args:
-        work: By name, such as "tokens", the work of each rank's step, where all told it.
-        clocks_mhz: Of each rank's device, where all are of this host and they are known.
-        groups: Process groups that the step's code has made, whose collectives count as those of all ranks.
-    """
+    """Who is late in the profiled steps. `work`: by name, such as "tokens", the work of each rank's step, where all
+    told it. `clocks_mhz`: of each rank's device, where all are of this host and they are known. `groups`: process
+    groups that the step's code has made, whose collectives count as those of all ranks."""
 
     ranks: Ranks
     work: Mapping[str, Sequence[float]] = field(default_factory=dict)

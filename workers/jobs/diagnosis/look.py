@@ -204,13 +204,8 @@ def _own_code(spec: TrainingSpec) -> OwnCode:
 
 
 class Places:
-    """Tells where in the user's code the time of a traced step went.
-
-    Args:
-        own: Tells the user's own code.
-        trace: Followed a step.
-        profile: Of that step.
-    """
+    """Tells where in the user's code the time of a traced step went. `own`: tells the user's own code. `trace`:
+    followed a step. `profile`: of that step."""
 
     def __init__(self, own: OwnCode, trace: LineTrace, profile: Profile) -> None:
         # The user's code may name a range so, too, inside of ours.

@@ -59,13 +59,8 @@ def sample(training: Training, report: Reporter) -> tuple[Samples, bool]:
 def summary_of(
     samples: Samples, found: Sequence[Use], step_ms: float, trace: LineTrace, *, ended: bool = False
 ) -> list[list[str | int | float | bool | None]]:
-    """Return the rows of the table `summary` about the lines.
-
-    Args:
-        samples: Of steps without a profiler.
-        step_ms: Median time of the steps that were measured before.
-        ended: Whether an iterator in the step has ended the sampling.
-    """
+    """Return the rows of the table `summary` about the lines. `samples`: of steps without a profiler. `step_ms`: median
+    time of the steps that were measured before. `ended`: whether an iterator in the step has ended the sampling."""
     note = "sampled without a profiler; lines have their shares of an unprofiled step"
     wall_ns = sum(sample.wall_ns for sample in samples.stacks.values())
     late = samples.late_ns / (wall_ns or 1)

@@ -21,13 +21,8 @@ class Free(NamedTuple):
 
 
 def free_at(snapshot: Snapshot, device_index: int, since: Sequence[Entry], used: Iterable[Allocation]) -> Free:
-    """Return the free memory at an earlier moment.
-
-    Args:
-        snapshot: A later snapshot.
-        since: The history between that moment and the snapshot.
-        used: The allocations alive at that moment.
-    """
+    """Return the free memory at an earlier moment. `snapshot`: a later snapshot. `since`: the history between that
+    moment and the snapshot. `used`: the allocations alive at that moment."""
     blocks = sorted((one.address, one.address + -(-one.size // ROUNDED_TO) * ROUNDED_TO) for one in used)
     largest, stuck, position = 0, 0, 0
     for begin, end in _segments(snapshot, device_index, since):

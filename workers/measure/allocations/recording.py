@@ -57,13 +57,9 @@ class RecordedStretch:
 
 
 class PhaseMarks:
-    """An observer of steps (workers.measure.timing) that marks the ends of phases in a recording.
-
-    Args:
-        owners: Returns the present owners of storages.
-        keep: Whether the snapshots of the phases are kept; may be set later.
-        without: Phases whose snapshots are never kept.
-    """
+    """An observer of steps (workers.measure.timing) that marks the ends of phases in a recording. `owners`: returns the
+    present owners of storages. `keep`: whether the snapshots of the phases are kept; may be set later. `without`:
+    phases whose snapshots are never kept."""
 
     def __init__(
         self, recording: Recording, owners: Callable[[], Owners], *, keep: bool = False, without: Collection[str] = ()

@@ -169,13 +169,8 @@ def _any_in(moments: Sequence[int], event: HostEvent, around_ns: int = 0) -> boo
 
 def without_waiting_ms(recording: Recording, steps: Sequence[Interval], step_ms: float, *, cause: str) -> float:
     """Return what a step of `step_ms` would take if the host never waited for input, or for the device, of which it
-    then reads nothing.
-
-    Args:
-        recording: Of the steps and, before them, of a warm-up.
-        step_ms: The time of a step without a profiler.
-        cause: "input" or "synchronisation".
-    """
+    then reads nothing. `recording`: of the steps and, before them, of a warm-up. `step_ms`: the time of a step without
+    a profiler. `cause`: "input" or "synchronisation"."""
     waiting = merged((one.begin_ns, one.end_ns) for one in synchronisations(recording))
     # What a call that waits launches itself, such as a copy, is not left out.
     calls = ((begin + 1, end) for begin, end in waiting)

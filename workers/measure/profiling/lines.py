@@ -439,12 +439,8 @@ def outermost(
     events: Sequence[HostEvent], begun_ns: int, which: Callable[[HostEvent], bool] = lambda _event: True
 ) -> Iterator[HostEvent]:
     """Yield the operators and calls of the driver that no other one called, of the step's thread and of autograd's.
-
-    Args:
-        events: In the order in which they began.
-        begun_ns: When the step began: the range that began then tells its thread.
-        which: Tells which events count: of these, the ones that no other one of them called.
-    """
+    `events`: in the order in which they began. `begun_ns`: when the step began: the range that began then tells its
+    thread. `which`: tells which events count: of these, the ones that no other one of them called."""
     thread = next((event.thread for event in events if event.kind == "range" and event.begin_ns == begun_ns), None)
     of_autograd = {event.thread for event in events if event.kind == "backward"}
     until: dict[int, int] = defaultdict(int)

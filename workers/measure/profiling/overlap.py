@@ -60,13 +60,9 @@ class OverlapRecording:
 def record_overlap(
     work: Callable[[], None], steps: Sequence[str], phases: Sequence[str] = (), *, on_gpu: bool
 ) -> OverlapRecording:
-    """Run the work under torch's profiler. Raises RuntimeError: the profiler failed, or did not see every step.
-
-    Args:
-        work: Runs the steps, each in a range of its name that ends when the device has finished it.
-        steps: Names of the ranges: "step_1", ….
-        phases: Names of the steps' phases, whose work is returned.
-    """
+    """Run the work under torch's profiler. Raises RuntimeError: the profiler failed, or did not see every step. `work`:
+    runs the steps, each in a range of its name that ends when the device has finished it. `steps`: names of the ranges:
+    "step_1", …. `phases`: names of the steps' phases, whose work is returned."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several cycles
