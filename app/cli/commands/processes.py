@@ -310,13 +310,12 @@ def _copy_files(settings: Settings, to: str) -> None:
     from app.settings import Settings
     from app.store.database.engine import open_existing
     from app.store.files.artifacts import ArtifactFiles
-    from app.store.files.moving import copy_files
 
     with _refused():
         if settings.object_store_url is not None:
             raise CannotRunHere("The files are on an object store already (FLOPWATCH_ARTIFACTS_URL).")
         Settings.from_environment(artifacts_url=to)
-        from app.store.files.objects import ObjectFiles
+        from app.store.files.objects import ObjectFiles, copy_files
 
         with closing(open_existing(settings)) as database:
             store = ObjectFiles(to, database)

@@ -10,11 +10,13 @@ refers to in the end, for example since its writer was killed, stays until remov
 """
 
 import errno
+import fcntl
 import hashlib
 import io
 import os
 import re
 import stat
+import struct
 import threading
 import uuid
 from collections import Counter
@@ -27,7 +29,6 @@ from typing import BinaryIO
 from sqlalchemy import Connection
 
 from app.errors import Damaged, DiskFull, NotFound, StorageFailed, is_no_space
-from app.store.database import byte_locks
 from app.store.database.engine import Database
 from app.store.database.moved import NOTE
 from app.store.files.owner import OwnedFiles, Owner, owner_of
@@ -39,6 +40,8 @@ PROBE_BYTES = 1 << 20
 SYNC_BYTES = 64 << 20
 """A copy is synced each time that it has grown by so many bytes: one sync of gigabytes could not be interrupted."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_FLOCK = struct.Struct("hhqqi4x")
+"""struct flock: type, whence, start, length, pid."""
 
 
 class ArtifactFiles(OwnedFiles):
@@ -94,7 +97,7 @@ class ArtifactFiles(OwnedFiles):
             if self._descriptor is None:
                 self._descriptor = self._open_locks()
             if not self._held[sha256]:
-                byte_locks.share(self._descriptor, byte_locks.byte_of(sha256))
+                _lock(self._descriptor, sha256, fcntl.F_RDLCK, wait=True)
             self._held[sha256] += 1
 
     def release(self, sha256s: Iterable[str]) -> None:
@@ -105,7 +108,7 @@ class ArtifactFiles(OwnedFiles):
                 if not self._held[sha256]:
                     del self._held[sha256]
                     assert self._descriptor is not None
-                    byte_locks.unlock(self._descriptor, byte_locks.byte_of(sha256))
+                    _lock(self._descriptor, sha256, fcntl.F_UNLCK)
 
     def check_locks(self) -> None:
         """Raise OSError if the lock file, which is beside the folder, cannot be opened."""
@@ -169,15 +172,14 @@ class ArtifactFiles(OwnedFiles):
         return removed
 
     def _remove(self, sha256: str, locks: int) -> bool:
-        byte = byte_locks.byte_of(sha256)
-        if not byte_locks.try_exclusive(locks, byte):
+        if not try_exclusive(locks, sha256):
             return False
         try:
             self._path(sha256).unlink()
         except FileNotFoundError:
             return False
         finally:
-            byte_locks.unlock(locks, byte)
+            _lock(locks, sha256, fcntl.F_UNLCK)
         return True
 
     def remove_unreferenced(self, database: Database, older_than_s: float) -> list[str]:
@@ -240,6 +242,23 @@ class ArtifactFiles(OwnedFiles):
             if not is_no_space(error):
                 raise
             raise DiskFull(f"The artifact does not fit on the disk of {self._folder}: {error.strerror}.") from error
+
+
+def try_exclusive(descriptor: int, sha256: str) -> bool:
+    """Take the exclusive lock of a content; False if another descriptor has any lock of it."""
+    try:
+        _lock(descriptor, sha256, fcntl.F_WRLCK)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lock(descriptor: int, sha256: str, kind: int, *, wait: bool = False) -> None:
+    """Lock or unlock a content's byte, which need not exist, by an open file description lock (fcntl(2)): it belongs to
+    the descriptor, ends with its process, however that ends, and excludes others also within one process."""
+    byte = int(hashlib.sha256(sha256.encode()).hexdigest()[:15], 16)
+    how = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+    fcntl.fcntl(descriptor, how, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
 
 
 def opened(path: Path) -> BinaryIO:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from app.errors import NotFound
-from app.store.database import byte_locks
 from app.store.database.engine import Database
 from app.store.files import artifacts
 from app.store.files.artifacts import ArtifactFiles
@@ -222,7 +221,7 @@ class TestRemove:
 
     @pytest.mark.long
     def test_without_holds_it_would(self, files, trace, queue, shop, database, monkeypatch) -> None:
-        monkeypatch.setattr(byte_locks, "try_exclusive", lambda *_: True)
+        monkeypatch.setattr(artifacts, "try_exclusive", lambda *_: True)
         assert not self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
 
 

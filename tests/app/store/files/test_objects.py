@@ -16,8 +16,7 @@ from app.store import tables
 from app.store.database.engine import Database
 from app.store.files import objects
 from app.store.files.artifacts import ArtifactFiles
-from app.store.files.moving import Copied, copy_files
-from app.store.files.objects import LIST_EVERY_S, PAUSE_S, ObjectFiles
+from app.store.files.objects import LIST_EVERY_S, PAUSE_S, Copied, ObjectFiles, copy_files
 from app.store.files.uploads import Uploads
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
