@@ -28,13 +28,11 @@ from app.api import (
     sweeps,
     tables,
     tokens,
-    usage,
     workers,
 )
 from app.api.baselines import BaselineBody
 from app.api.bodies import JobBody, JobChanges
-from app.api.compression import Compression
-from app.api.gate import PROBES, Gate
+from app.api.gate import PROBES, Compression, Gate
 from app.api.hosts import AllowedHosts
 from app.api.metrics import Counted, Requests
 from app.api.parameters import no_repeats
@@ -50,7 +48,7 @@ from flopwatch.version import own_version
 
 ROUTERS = (
     *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, pictures, specs),
-    *(notifications, workers, usage, tokens, health),
+    *(notifications, workers, tokens, health),
     *(pages, docs),
 )
 ROUTES = APIRouter(

@@ -1,6 +1,7 @@
-"""/queue: the places of jobs in the queue; pauses kinds of jobs, or all of them."""
+"""/queue: the places of jobs in the queue; pauses kinds of jobs, or all of them. /usage: who used how much."""
 
-from typing import Annotated, Literal
+from datetime import datetime
+from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
@@ -10,15 +11,16 @@ from typing_extensions import TypedDict
 
 from app.api.access import ADMIN
 from app.api.bodies import Body, json_body, request_body
-from app.api.parameters import NO_QUERY, Id, Json, StrictQuery
-from app.api.schemas import Page
+from app.api.parameters import NO_QUERY, Id, Json, Moment, StrictQuery
+from app.api.schemas import Page, Usage
 from app.api.services import CurrentServices
 from app.specs import KINDS
 from app.specs._base import StrictModel
+from app.store.public import rfc3339
 from app.store.queue.pausing import ALL
 from app.store.reading.places import Place
 
-router = APIRouter(prefix="/queue", tags=["queue"])
+router = APIRouter(tags=["queue"])
 
 
 def _known(kind: str) -> str:
@@ -56,7 +58,7 @@ class Paused(TypedDict):
 read_paused_body = json_body(PausedBody)
 
 
-@router.get("/places", responses={200: {"model": Page[Place]}}, summary="Places of jobs in the queue")
+@router.get("/queue/places", responses={200: {"model": Page[Place]}}, summary="Places of jobs in the queue")
 def get_queue_places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) -> Response:
     """Returns the places, counted from 1, of the queued ones of these jobs: by priority, the users' shares, submission.
 
@@ -67,13 +69,15 @@ def get_queue_places(services: CurrentServices, query: Annotated[PlacesQuery, Qu
     return Json({"data": places, "next": None})
 
 
-@router.get("/paused", responses={200: {"model": Paused}}, dependencies=[NO_QUERY], summary="Which kinds are paused?")
+@router.get(
+    "/queue/paused", responses={200: {"model": Paused}}, dependencies=[NO_QUERY], summary="Which kinds are paused?"
+)
 def get_paused_kinds(services: CurrentServices) -> Response:
     return Json({"kinds": services.pausing.kinds()})
 
 
 @router.put(
-    "/paused",
+    "/queue/paused",
     responses={200: {"model": Paused}},
     openapi_extra=request_body(PausedBody),
     dependencies=[NO_QUERY, ADMIN],
@@ -85,3 +89,20 @@ async def put_paused_kinds(
     """Pauses these kinds: no worker claims their jobs, which stay queued and say so in `waiting`. Running jobs
     continue."""
     return Json({"kinds": await services.writes.run(lambda: services.pausing.pause(body.model.kinds))})
+
+
+class UsageQuery(StrictQuery):
+    since: Moment = Field(default="30d", validate_default=True)
+    """Attempts that ended since then: `12h`, `7d` or `2w` ago, a date (`2026-03-01`) or a time."""
+
+
+@router.get("/usage", responses={200: {"model": Usage}}, summary="Device hours by user")
+def get_usage(services: CurrentServices, query: Annotated[UsageQuery, Query()]) -> Response:
+    """Returns device hours by user, kind and device, also of jobs that were deleted since; `now` has who competes.
+
+    They are kept by the hour in which attempts ended, so the first hour counts whole. Attempts that workers gave back
+    do not count.
+    """
+    since = cast("datetime", query.since)
+    used, now = services.reading.usage(since)
+    return Json({"since": rfc3339(since), "data": used, "now": now, "next": None})

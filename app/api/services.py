@@ -3,22 +3,23 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, move_on_after
 from anyio.to_thread import current_default_thread_limiter, run_sync
 from fastapi import Depends, Request
 
 from app.api.changes import Changes
 from app.api.guard import Guard
 from app.api.notifying import Notifier
-from app.api.writing import Writes
-from app.errors import STORE_UNAVAILABLE, FlopwatchError
+from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
 from app.settings import Settings
 from app.store.database.engine import Database, open_database
+from app.store.database.locking import patience
 from app.store.database.slices import Slices
 from app.store.files.opening import open_files
 from app.store.files.store import FileStore
@@ -51,6 +52,49 @@ FIRST_PRUNE_S = 60.0
 # A file this young may belong to a job that is about to be recorded.
 UNREFERENCED_AGE_S = 3600.0
 UNREFERENCED_PERIOD_S = 900.0
+
+
+THREADS = 8
+"""Number of threads for short writes. Only one writes at a time, so more would not be faster."""
+LONG_THREADS = 2
+"""Number of threads for long writes. The second lets a long request begin while another one runs for minutes."""
+
+Result = TypeVar("Result")
+
+
+class Writes:
+    """Runs the writes of requests in threads of their own: in those of all requests a few dozen that wait for their
+    turn at the database would keep reads and health checks waiting, too. Some requests take long, since they delete
+    thousands of jobs or validate thousands of specs, and have a few separate threads. It belongs to one event loop."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._threads = CapacityLimiter(THREADS)
+        self._long_threads = CapacityLimiter(LONG_THREADS)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Call `work` in a thread, and return what it returns.
+
+        Raises DatabaseBusy if the write could not begin within `timeout_s` seconds, however many others wait.
+        """
+        return await self._run(work, self._threads, "requests have been waiting to write")
+
+    async def run_long(self, work: Callable[[], Result]) -> Result:
+        """Like `run`, for work that may take seconds or minutes: it never takes a thread of `run`."""
+        return await self._run(work, self._long_threads, "requests that change many jobs have been at work")
+
+    async def _run(self, work: Callable[[], Result], threads: CapacityLimiter, who: str) -> Result:
+        borrower, began = object(), time.monotonic()
+        with move_on_after(self._timeout_s) as wait:
+            await threads.acquire_on_behalf_of(borrower)
+        if wait.cancelled_caught:
+            raise DatabaseBusy(f"{threads.total_tokens:g} other {who} for {self._timeout_s:g} s.")
+        try:
+            with patience(self._timeout_s - (time.monotonic() - began)):
+                # This request already has its thread, so it need not wait for the limit that reads share.
+                return await run_sync(work, limiter=CapacityLimiter(1))
+        finally:
+            threads.release_on_behalf_of(borrower)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from app.web.panels.memory import draw_timeline as draw_memory
 from app.web.panels.profile import draw_roofline
 from app.web.pictures import light
 from app.web.plots.chart import draw_chart
-from app.web.plots.distributions import Processes, draw_distributions
 from app.web.plots.heat_map import draw_heat_map
 from app.web.plots.points import Axes, Point
-from app.web.plots.ratios import Ratio, draw_ratios
+from app.web.plots.ratios import Processes, Ratio, draw_distributions, draw_ratios
 from app.web.samples import over_steps
 from app.web.stacks import draw_flames, tree
 from flopwatch import ClientError

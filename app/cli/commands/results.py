@@ -1,9 +1,10 @@
-"""Commands that fetch results: table, download, specs."""
+"""Commands that fetch results: table, plot, history, download, specs."""
 
 from __future__ import annotations
 
 import enum
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from app.cli import completing
 from app.cli.arguments import parse_pairs, split_pair
 from app.cli.brief import answer, of_table
 from app.cli.common import AsJson, JobId, Label, TableStatistic, check_kind, command
-from app.cli.terminal import echo, echo_json, echo_table, fail
+from app.cli.terminal import echo, echo_bytes, echo_json, echo_table, fail
 from flopwatch.spelling import argument, arguments, fields
 from flopwatch.table_options import FORMATS, Format
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flopwatch import Flopwatch
+    from flopwatch.queries import PlotOptions
 
 
 # Typer turns enumerations into choices.
@@ -210,6 +212,69 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
             raise typer.BadParameter(why, param_hint=f"--{written}")
 
 
+@command
+def history(
+    server: Flopwatch,
+    case: Annotated[
+        str | None, typer.Argument(metavar="[CASE]", help="The case's key, or its beginning: case_key in JSON.")
+    ] = None,
+    *,
+    job_id: Annotated[
+        int | None,
+        typer.Option(
+            "--job", metavar="ID", help="A job that has measured the case.", autocompletion=completing.job_ids
+        ),
+    ] = None,
+    coordinate: Annotated[
+        list[str] | None,
+        typer.Option("--case", metavar="NAME=VALUE", help="Select the job's case with this value; may be repeated."),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(metavar="NAME", help="By default the main one.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Only on this device.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=2000, help="Maximum number of points, newest first.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Show one metric of one case over time: in every job that measured it, with the version of the code."""
+    from app.cli.output import print_columns, print_json
+    from app.metrics import readable
+    from flopwatch.text.times import moment
+
+    if case is None and job_id is None:
+        raise typer.BadParameter("give a case's key, or --job")
+    if case is not None and not re.fullmatch("[0-9a-f]{4,}", case):
+        raise typer.BadParameter(f"{case!r} is no case's key, hexadecimal digits: `--job ID` takes a job")
+    chosen = [f"{name}={value}" for name, value in parse_pairs(coordinate or []).items()]
+    shown = server.get(
+        "/history", case=case, job=job_id, coordinate=chosen or None, metric=metric, device=device, limit=limit
+    )
+    if as_json:
+        print_json(shown)
+        return
+    echo(f"{shown['kind']}: {shown['case']} (case {shown['case_key']})")
+    several = len(shown["devices"]) > 1
+    several_hosts = len(shown["hosts"]) > 1
+    echo(readable(shown["metric"], shown["unit"]) + ("" if several else f" on {shown['devices'][0]}"))
+    places = [*(["device"] if several else []), *(["host"] if several_hosts else [])]
+    head = ("finished", "job", *places, "median", "low", "high", "n", "verdict", "version")
+    rows = [
+        (
+            moment(point["finished_at"]),
+            f"{point['job']} {point['side']}" if point["side"] else point["job"],
+            *([point["device_key"]] if several else []),
+            *([point["host"]] if several_hosts else []),
+            point["outcome"] if point["value"] is None else point["value"],
+            *(point[name] for name in ("low", "high", "n", "validity")),
+            " ".join(filter(None, (point["short_version"], point.get("revision")))) or None,
+            ", ".join(point["baselines"]) or None,
+        )
+        for point in reversed(shown["points"])
+    ]
+    print_columns((*head, "baselines"), rows)
+    if shown["is_cut"]:
+        echo(f"showing the newest {len(rows)}; use --limit for more", err=True)
+    echo(f"{server.url}/ui/history?case={shown['case_key']}&metric={shown['metric']}")
+
+
 def write_new(target: Path, content: bytes) -> None:
     """Write a file that is not there yet; else print why not, and exit."""
     opened = None
@@ -317,3 +382,108 @@ def _fields(
             choices = " | ".join(map(argument, field.get("enum", ())))
             rows.append((path, argument(default), f"{choices}: {text}" if choices else text))
     return rows
+
+
+PlotFormat = enum.StrEnum("PlotFormat", {name: name for name in ("svg", "png", "pdf", "html", "json")})  # type: ignore[misc]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOB] [NAME]",
+        help="The job, and the plot's name; without a name, the names of all. With --sweep the name alone.",
+        autocompletion=completing.job_ids,
+    ),
+]
+
+
+@command
+def plot(
+    server: Flopwatch,
+    words: Words = None,
+    *,
+    sweep: Annotated[
+        int | None, typer.Option(metavar="ID", help="Instead of JOB.", autocompletion=completing.sweep_ids)
+    ] = None,
+    against: Annotated[
+        int | None, typer.Option(metavar="ID", help="For ratios and distributions: the job to compare JOB with.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="Of a chart, heat map or history: what is drawn.")] = None,
+    x: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Along x.")] = None,
+    y: Annotated[str | None, typer.Option(metavar="COORDINATE", help="Of a heat map: its rows.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Coordinates that make the series; by default all that vary.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="COORDINATE=VALUE", help="Only these cases; may be repeated.")
+    ] = None,
+    relative_to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COORDINATE=VALUE", help="Draw how many times faster each case is than this one."),
+    ] = None,
+    output_format: Annotated[
+        PlotFormat | None, typer.Option("--format", help="By default what the file's name says, or svg.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by job and plot."
+        ),
+    ] = None,
+) -> None:
+    """Write a plot of a job's or a sweep's page as a picture for a report; without NAME, list the plots of the job."""
+    job, name = _job_and_name(words or [], sweep)
+    if name is None and sweep is None:
+        if output is not None or output_format is not None:
+            raise typer.BadParameter("give a NAME; without one, the plots are only listed", param_hint="[JOB] [NAME]")
+        _list(server, job)
+        return
+    name = name or "chart"
+    written = output_format or _format_of(output)
+    options: PlotOptions = {
+        "metric": metric,
+        "x": x,
+        "y": y,
+        "group": group and [group],
+        "where": values_of(where),
+        "relative_to": parse_pairs(relative_to or []) or None,
+    }
+    content = server.plot(job, name, sweep=sweep, against=against, format=written.value, **options)  # type: ignore[arg-type]
+    if str(output) == "-":
+        echo_bytes(content)
+        return
+    of = f"job-{job}" if sweep is None else f"sweep-{sweep}"
+    target = output or Path(f"{of}-{name}.{written}")
+    write_new(target, content)
+    echo(f"{target}: {len(content)} bytes")
+
+
+def _job_and_name(words: list[str], sweep: int | None) -> tuple[int | None, str | None]:
+    """Return the job and the plot's name; of a sweep there is only a name."""
+    rest = list(words)
+    job = None
+    if sweep is None:
+        if not rest or not rest[0].isdecimal():
+            raise typer.BadParameter("give the number of a JOB, or --sweep", param_hint="[JOB] [NAME]")
+        job = int(rest.pop(0))
+    if len(rest) > 1:
+        raise typer.BadParameter("give one NAME", param_hint="[JOB] [NAME]")
+    return job, rest[0] if rest else None
+
+
+def _format_of(output: Path | None) -> PlotFormat:
+    suffix = "" if output is None else output.suffix.removeprefix(".").lower()
+    if suffix and suffix not in list(PlotFormat):
+        formats = ", ".join(PlotFormat)
+        raise typer.BadParameter(
+            f"{suffix} is no format of plots: name it by --format ({formats})", param_hint="--output"
+        )
+    return PlotFormat(suffix or "svg")
+
+
+def _list(server: Flopwatch, job: int | None) -> None:
+    from app.cli.output import print_columns
+
+    plots = server.list_plots(job)
+    if not plots:
+        echo(f"job {job} has no plots", err=True)
+        return
+    print_columns(("plot", "title"), [(plot["name"], plot["title"]) for plot in plots])

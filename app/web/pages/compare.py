@@ -19,8 +19,7 @@ from app.metrics import better
 from app.results.findings import Row
 from app.specs import KINDS
 from app.web.parameters import NONE_IF_EMPTY
-from app.web.plots.distributions import Processes, draw_distributions
-from app.web.plots.ratios import Ratio, draw_ratios
+from app.web.plots.ratios import Processes, Ratio, draw_distributions, draw_ratios
 from app.web.stacks import draw_changed_flames
 from app.web.templates import Entry, embedded, render, table
 from flopwatch.table_options import FORMATS

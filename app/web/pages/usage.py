@@ -6,8 +6,8 @@ from typing import Annotated, cast
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from app.api.queue import UsageQuery
 from app.api.services import CurrentServices
-from app.api.usage import UsageQuery
 from app.web.templates import Entry, render
 
 router = APIRouter()

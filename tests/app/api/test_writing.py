@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.writing import LONG_THREADS, THREADS, Writes
+from app.api.services import LONG_THREADS, THREADS, Writes
 from app.errors import DatabaseBusy
 from app.main import create_app
 from app.settings import Settings

@@ -1,7 +1,7 @@
 import time
 from typing import Any
 
-from app.results.reasons import MAX_REASONS, Gap, reasons
+from app.results.footnotes import MAX_REASONS, Gap, reasons
 
 CASES: list[dict[str, Any]] = [
     {"implementation": implementation, "dtype": dtype}
