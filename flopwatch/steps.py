@@ -116,6 +116,7 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
     import statistics
 
     from flopwatch.intervals import median_interval
+    from flopwatch.text.numbers import number as written
 
     warmup = WARMUP_STEPS if warmup_steps is None else warmup_steps
     measured = MEASURE_STEPS if measure_steps is None else measure_steps
@@ -139,8 +140,9 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
         del returned
     median = statistics.median(times_ms)
     low, high = median_interval(times_ms) or (min(times_ms), max(times_ms))
-    spread = max(median - low, high - median)
-    sys.stdout.write(f"step: {median:.4g} ± {spread:.2g} ms, the median of {measured}\n")
+    spread = float(f"{max(median - low, high - median):.2g}")
+    uncertain = f" ± {written(spread)}" if measured > 1 else ""
+    sys.stdout.write(f"step: {written(median)}{uncertain} ms, the median of {measured}\n")
 
 
 def why_not_run(returned: Any) -> str | None:

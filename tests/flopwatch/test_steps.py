@@ -24,7 +24,10 @@ def test_a_script_by_itself_pays_for_no_import() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("times_ms", "said"), [([1, 9, 3], "3 ± 6"), ([*range(1, 11), 500], "6 ± 4")])
+@pytest.mark.parametrize(
+    ("times_ms", "said"),
+    [([1, 9, 3], "3 ± 6"), ([*range(1, 11), 500], "6 ± 4"), ([7], "7"), ([12300, 12345, 12500], "12,345 ± 160")],
+)
 def test_measure_prints_how_certain_the_median_is(times_ms, said, capsys, monkeypatch) -> None:
     clock = iter([0.0] + [second for each in times_ms for second in (0, each / 1e3)])
     monkeypatch.setattr(flopwatch.steps, "_now_s", lambda: next(clock))
