@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.results.matching import amount, signed
 from app.web.plots.drawing import PALETTE, Figure, escaped
 
 MIN_SHARE = 0.002
@@ -72,7 +73,7 @@ def draw_changed_flames(work: Iterable[tuple[Sequence[str], float, float]], unit
     for one in drawn:
         baseline, candidate = sides.get(one.path, (0.0, 0.0))
         change = candidate - baseline
-        texts.append(f"{escaped(one.name)}: {baseline:.3g} → {candidate:.3g} {unit} ({change:+.3g} {unit})")
+        texts.append(f"{escaped(one.name)}: {amount(baseline)} → {amount(candidate)} {unit} ({signed(change, unit)})")
         changes.append(change / (max(baseline, candidate) or 1.0))
     return _flames(drawn, texts, {"color": changes, "cmin": -1, "cmax": 1, "colorscale": LESS_OR_MORE}, "Share (%)")
 

@@ -166,13 +166,13 @@ def check_host_bound(timing: Timing) -> Check:
     """
     if timing.host_us is None or not timing.samples:
         return not_judged("host_bound", "no device that works beside the host")
-    device_us, host_us = 1e3 * median(timing.samples), median(timing.host_us)
+    device_ms, host_ms = median(timing.samples), 1e-3 * median(timing.host_us)
     if not timing.host_bound:
-        return Check("host_bound", True, f"issuing takes {host_us:.4g} µs, the device {device_us:.4g} µs")
+        return Check("host_bound", True, f"issuing takes {host_ms:.4g} ms, the device {device_ms:.4g} ms")
     if timing.exposed:
-        detail = f"the host takes {host_us:.4g} of {device_us:.4g} µs, and the device waits: the times are the host's"
+        detail = f"the host takes {host_ms:.4g} of {device_ms:.4g} ms, and the device waits: the times are the host's"
         return Check("host_bound", False, detail)
-    detail = f"the host takes {host_us:.4g} µs to issue what takes the device {device_us:.4g} µs; the latter is shown"
+    detail = f"the host takes {host_ms:.4g} ms to issue what takes the device {device_ms:.4g} ms; the latter is shown"
     return Check("host_bound", False, detail, "note")
 
 

@@ -43,7 +43,7 @@ def bars_of(
                 "x": values,
                 "marker": {"color": (colours or {}).get(part, PALETTE[index % len(PALETTE)])},
                 "customdata": shares,
-                "hovertemplate": f"%{{y}}<br>{escaped(part)}: %{{x:.4g}} {unit}%{{customdata}}<extra></extra>",
+                "hovertemplate": f"%{{y}}<br>{escaped(part)}: %{{x:,.4~r}} {unit}%{{customdata}}<extra></extra>",
             }
         )
     layout = {

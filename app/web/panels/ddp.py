@@ -197,7 +197,7 @@ def blocks(name: str, colour: str, spans: Sequence[tuple[int, float, float]]) ->
         "fillcolor": colour,
         "line": {"width": 0.5, "color": colour},
         "hoveron": "points",
-        "hovertemplate": f"{name}: %{{x:.4g}} ms<extra></extra>",
+        "hovertemplate": f"{name}: %{{x:,.4~r}} ms<extra></extra>",
     }
 
 

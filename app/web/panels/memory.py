@@ -9,6 +9,7 @@ from app.web.panels._bars import bars_of
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
 from app.web.plots.drawing import Figure, escaped
+from flopwatch.text.numbers import number
 
 CATEGORIES = {
     "parameter": "var(--plot-1)",
@@ -91,7 +92,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
             "stackgroup": "memory",
             "line": {"width": 0, "shape": "hv"},
             "fillcolor": CATEGORIES[name],
-            "hovertemplate": "%{y:.4g} MiB",
+            "hovertemplate": "%{y:,.4~r} MiB",
         }
         for name in shown
     ]
@@ -105,7 +106,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
                 "y": [row["total_mib"] for row in rows],
                 "line": {"width": 1.2, "color": "var(--text)", "shape": "hv"},
                 "customdata": [entry_text(row) for row in rows],
-                "hovertemplate": "%{y:.4g} MiB<br>%{customdata}<extra>total</extra>",
+                "hovertemplate": "%{y:,.4~r} MiB<br>%{customdata}<extra>total</extra>",
             }
         )
     stretches = [
@@ -155,7 +156,7 @@ def entry_text(row: Row) -> str:
     change = row["change_mib"]
     if change is None:
         return escaped(row["phase"])
-    what = f"{'+' if float(change) >= 0 else '−'}{abs(float(change)):.4g} MiB {row['category']}".replace("_", " ")
+    what = f"{'+' if float(change) >= 0 else '−'}{number(abs(float(change)))} MiB {row['category']}".replace("_", " ")
     name = row["name"]
     stack = str(row["stack"]).split(" < ") if row["stack"] else ["no line of code outside torch"]
     lines = [f"{row['phase']}: {what}" + (f", {name}" if name else ""), *stack]

@@ -42,3 +42,5 @@ def test_changed_work_is_as_wide_as_on_its_slower_side_and_coloured_by_its_chang
         "copy": 1,
     }
     assert "copy: 0 → 4 ms (+4 ms)" in trace["customdata"]
+    (trace,) = draw_changed_flames([(["activation"], 12345.0, 12000.0)], "MiB")["data"]
+    assert "activation: 12,345 → 12,000 MiB (−345 MiB)" in trace["customdata"]

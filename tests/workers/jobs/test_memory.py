@@ -462,14 +462,15 @@ def test_much_of_unknown_use_is_told_with_its_place() -> None:
 
 @pytest.mark.parametrize(
     ("stuck", "expandable", "ok", "told"),
-    [(110, True, False, False), (110, False, False, True), (90, False, True, False)],
+    [(1320, True, False, False), (1320, False, False, True), (1080, False, True, False)],
 )
 def test_much_free_memory_at_the_peak_is_told_with_the_setting_that_helps(stuck, expandable, ok, told) -> None:
-    stretch = replace(Ledger().follow("backward", [], {}), reserved_at_peak=1000 * MIB)
-    counters = Counters(*(800 * MIB,) * 3, *(1000 * MIB,) * 2)
+    stretch = replace(Ledger().follow("backward", [], {}), reserved_at_peak=12000 * MIB)
+    counters = Counters(*(9600 * MIB,) * 3, *(12000 * MIB,) * 2)
     kept = {"allocator_settings": {"expandable_segments": expandable}}
     (check,) = check_fragmentation(RecordedStretch(stretch, counters, kept, free=Free(20 * MIB, stuck * MIB)))
     assert (check.ok, check.severity) == (ok, "note")
+    assert "of 12,000 MiB reserved" in check.detail
     assert "the largest free block has 20 MiB" in check.detail
     assert ("expandable_segments:True" in check.detail) == told
     assert check_fragmentation(RecordedStretch(stretch)) == [], "nothing of it is known on a CPU"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from app.specs.memory import MemorySpec
+from flopwatch.text.numbers import number
 from workers.jobs import _reference
 from workers.jobs._grid import check_measured
 from workers.jobs._training.metrics import NO_PARAMETERS
@@ -117,7 +118,7 @@ def check_unknown(stretch: Stretch) -> Check:
     if unknown:
         largest_one = max(unknown, key=lambda allocation: allocation.size)
         where = site(largest_one.frames) or "made by code without a Python stack"
-        detail += f"; the largest allocation has {largest_one.size / MIB:.4g} MiB: {where}"
+        detail += f"; the largest allocation has {number(largest_one.size / MIB)} MiB: {where}"
     return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
 
@@ -128,8 +129,8 @@ def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
         return []
     largest, stuck = (min(size / MIB, free[0]) for size in recorded.free)
     detail = (
-        f"{free[0]:.4g} MiB of {reserved / MIB:.4g} MiB reserved are free at the peak, {stuck:.4g} MiB of them between "
-        f"blocks in use; the largest free block has {largest:.4g} MiB"
+        f"{number(free[0])} MiB of {number(reserved / MIB)} MiB reserved are free at the peak, {number(stuck)} MiB of "
+        f"them between blocks in use; the largest free block has {number(largest)} MiB"
     )
     settings = (recorded.snapshot or {}).get("allocator_settings", {})
     matters = stuck > max(MAX_STUCK_MIB, MAX_STUCK_SHARE * reserved / MIB)
@@ -148,12 +149,12 @@ def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> C
     def place(one: Growth) -> str:
         return site(one.example.frames) or one.example.name or "code without a Python stack"
 
-    named = [f"{one.size / steps / MIB:.4g} MiB a step by {place(one)}" for one in growing[:MAX_NAMED]]
+    named = [f"{number(one.size / steps / MIB)} MiB a step by {place(one)}" for one in growing[:MAX_NAMED]]
     if not growing:
         detail = f"no memory of tensors is seen to keep growing from step {moments[0]} to step {moments[-1]}"
         may = next((one for one in growths if one.may_continue and one.size >= MIB), None)
         if may is not None:
-            detail += f"; that of {place(may)}, which has {may.size / MIB:.4g} MiB more, may: take more steps"
+            detail += f"; that of {place(may)}, which has {number(may.size / MIB)} MiB more, may: take more steps"
         return Check("growth", True, detail, "note")
     more = f", and {len(growing) - MAX_NAMED} others" if len(growing) > MAX_NAMED else ""
     detail = f"memory grows from step {moments[0]} to step {moments[-1]}: {', '.join(named)}{more}"
