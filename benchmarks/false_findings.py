@@ -89,8 +89,9 @@ def judged(
         one, other = ([scale * math.exp(NOISE[kind](rng)) for _ in range(processes)] for scale in (1.0, factor))
         cells = (Cell(one[0], None, processes, "ok"), Cell(other[0], None, processes, "ok"))
         rows.append(Row(str(at), METRIC, "ms", cells, ("valid", "valid"), one, other, blocks_of_turns(processes)))
-    found = findings.judge(rows, METRIC, alternated=True)
-    return found, findings.conclude(found, METRIC, (), alternated=True)
+    metrics = findings.choose(rows, ())
+    found = findings.judge(rows, alternated=True)
+    return found, findings.conclude(found, metrics, (), alternated=True)
 
 
 if __name__ == "__main__":

@@ -208,19 +208,18 @@ def _compared(pair: Pair, tables: ComparedTables | None, agreed: Agreement | Non
     kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
     unjudged = [row.judged for row in rows]
     columns = KINDS[kind].table_columns if kind in KINDS else ()
-    headline = question.metrics[0] if question.metrics else findings.headline_of(unjudged, columns)
-    judged = findings.judge(unjudged, headline, alternated=pair.alternated, requested=question.metrics)
+    metrics = findings.choose(unjudged, columns, question.metrics)
+    judged = findings.judge(unjudged, alternated=pair.alternated)
     of_environments = environments.environment_differences(
         baseline.setup, candidate.setup, devices_may_differ=baseline.baseline is None
     )
     judgement = findings.conclude(
         judged,
-        headline,
+        metrics,
         environments.obstacles(of_environments, pair.other_devices),
         alternated=pair.alternated,
         same=None if pair.alternated else _same_jobs(baseline, candidate),
         hosts=environments.hosts(of_environments),
-        requested=question.metrics,
         fail_above_percent=question.fail_above_percent,
         confirm=_how_to_confirm(pair, is_same_work=not differences),
     )

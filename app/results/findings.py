@@ -75,7 +75,7 @@ class Row:
     alpha: float = ALPHA
     """The p-value that it has to reach."""
     is_tested: bool = False
-    """True for the headline metric, and for metrics that were asked for; others are described by their intervals."""
+    """True for the headline of its case, or metrics that were asked for; others are described by their intervals."""
     drift: float = 0.0
     """The largest relative change within one side, if the sides were not alternated."""
     finding: Finding | None = None
@@ -480,9 +480,25 @@ def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
     return headline([metric for metric in every if metric in (of_baseline or either)])
 
 
-def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, requested: Sequence[str] = ()) -> list[Row]:
-    """Return the rows, with their estimates, adjusted p-values and findings set. The headline metric is tested, in all
-    cases, or those that were requested. `alternated`: False if the sides were measured one after the other."""
+def choose(rows: Sequence[Row], columns: Sequence[str], requested: Sequence[str] = ()) -> list[str]:
+    """Set which rows are tested, and return their metrics: those that were requested or, by default, the headline and,
+    of cases that have no such metric, their own: copies and products of `ceiling` have different ones."""
+    metrics, left = list(requested), [] if requested else list(rows)
+    for row in rows:
+        row.is_tested = row.metric in requested
+    while (metric := headline_of(left, columns)) is not None:
+        metrics.append(metric)
+        chosen = [row for row in left if row.metric == metric]
+        for row in chosen:
+            row.is_tested = True
+        done = {row.case for row in chosen}
+        left = [row for row in left if row.case not in done]
+    return metrics
+
+
+def judge(rows: Sequence[Row], *, alternated: bool) -> list[Row]:
+    """Return the rows, with their estimates, adjusted p-values and findings set. `alternated`: False if the sides were
+    measured one after the other."""
     tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
     judged = list(rows)
     for index in tested:
@@ -490,7 +506,6 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, reques
         row.estimate = inference.estimate(row.baseline, row.candidate, row.blocks)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
         row.testimonies = [(name, inference.interval(*its, row.blocks)) for name, its in row.witnesses.items()]
-        row.is_tested = row.metric in requested if requested else row.metric == headline
     with_p = [row for row in judged if row.is_tested and (row.estimate or NOTHING).p_value is not None]
     tests = [Hypothesis(row.baseline, row.candidate, _p_value(row)) for row in with_p]
     values, needed = inference.adjusted(tests)
@@ -545,21 +560,20 @@ class Judgement:
 
 def conclude(
     rows: Sequence[Row],
-    headline: str | None,
+    metrics: Sequence[str],
     obstacles: Sequence[str],
     *,
     alternated: bool,
     same: str | None = None,
     hosts: str | None = None,
-    requested: Sequence[str] = (),
     fail_above_percent: float | None = None,
     confirm: str = IN_TURNS,
 ) -> Judgement:
-    """Sum a judged comparison up. `obstacles` are the reasons why the sides cannot be compared; `same` is the sentence
-    to say where both sides are the same jobs, since findings about these mislead; `hosts` names those of both sides if
-    they are not the same; `confirm` says how to confirm a slowdown that was not measured in turns."""
-    metrics = tuple(requested) or ((headline,) if headline is not None else ())
-    chosen = [row for row in rows if row.metric in metrics]
+    """Sum a judged comparison up. `metrics` are those that `choose` returned; `obstacles` are the reasons why the sides
+    cannot be compared; `same` is the sentence to say where both sides are the same jobs, since findings about these
+    mislead; `hosts` names those of both sides if they are not the same; `confirm` says how to confirm a slowdown that
+    was not measured in turns."""
+    chosen = [row for row in rows if row.is_tested]
     conclusion, sentence = _summed_up(chosen, obstacles)
     if same is not None:
         sentence = same
@@ -576,7 +590,7 @@ def conclude(
         gate = _gate(chosen, metrics, obstacles, sentence, fail_above_percent, unconfirmed)
     if same is not None and gate is not None and gate.outcome in ("passed", "inconclusive"):
         gate = replace(gate, sentence=f"{gate.outcome}: {same}")
-    return Judgement(sentence, conclusion, headline, gate)
+    return Judgement(sentence, conclusion, next(iter(metrics), None), gate)
 
 
 def cut_short(judgement: Judgement, rows: Sequence[Row], job: int, stopped: str, planned: int) -> Judgement:

@@ -13,8 +13,8 @@ are no independent samples; a process counts as one value, which `app.results.si
   ratios that this test does not reject (both Hodges & Lehmann, Annals of Mathematical Statistics 34, 1963). The
   interval covers the true ratio at least as often as it says, whatever the distribution of a noise that multiplies
   both sides' values, and it always contains the estimate; the ratio of the two medians may lie outside.
-- A comparison tests its headline metric, in all cases. A difference is found if the adjusted p-value is at most ALPHA
-  and the interval excludes 1. Other metrics are described by their intervals.
+- A comparison tests one metric of each case, its headline. A difference is found if the adjusted p-value is at most
+  ALPHA and the interval excludes 1. Other metrics are described by their intervals.
 - Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability of any false
   finding stays below ALPHA, however many cases are tested. It is always applied, also where so few processes cannot
   pass it.

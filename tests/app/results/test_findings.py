@@ -39,11 +39,9 @@ def _drawn(rng: random.Random, processes: int, slower: float) -> list[list[float
 def judged(
     *rows: Row, alternated: bool = True, obstacles: Sequence[str] = (), limit: float | None = None, metrics: Any = ()
 ) -> tuple[list[Row], Judgement]:
-    headline = metrics[0] if metrics else findings.headline_of(rows, ("forward_ms",))
-    judged_rows = judge(rows, headline, alternated=alternated, requested=metrics)
-    return judged_rows, conclude(
-        judged_rows, headline, obstacles, alternated=alternated, requested=metrics, fail_above_percent=limit
-    )
+    chosen = findings.choose(rows, ("forward_ms",), metrics)
+    judged_rows = judge(rows, alternated=alternated)
+    return judged_rows, conclude(judged_rows, chosen, obstacles, alternated=alternated, fail_above_percent=limit)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +295,15 @@ class TestManyRows:
         assert findings.headline_of([error, row(STEADY, (), "forward_ms")], ()) == "forward_ms"
         assert findings.headline_of([error], ()) is None
 
+    def test_cases_without_the_headline_are_judged_by_their_own(self) -> None:
+        """A gate passed though products took 1.3 times as long: it judged copies only."""
+        copies = [row(STEADY, STEADY[::-1], name, case="copy") for name in ("copy_ms", "x_ms")]
+        products = [row(STEADY, times(by), "product_ms", case=name) for name, by in (("fp32", 1.0), ("bf16", 1.3))]
+        found, whole = judged(*copies, *products, limit=5.0)
+        assert [its.is_tested for its in found] == [True, False, True, True]
+        assert (whole.headline, whole.conclusion, whole.gate.outcome) == ("copy_ms", "worse", "slower")
+        assert "copy_ms, product_ms, 3 cases: candidate is worse in 1 (most in product_ms, bf16" in whole.sentence
+
     def test_only_the_headline_is_tested_and_others_are_described(self) -> None:
         """As a comparison on a GPU had it: 528 tokens against 512, and p corrected to 1 for 14 metrics."""
         longer = times(1.041, STEADY[::-1])
@@ -394,7 +401,7 @@ def test_values_that_are_missing() -> None:
     _, whole = judged(row(STEADY, ()), limit=5.0)
     assert whole.sentence == "missing: step_ms has no value on the side of the candidate (oom)"
     (neither,) = judged(row((), ()))[0]
-    assert conclude([neither], "step_ms", (), alternated=True).sentence == (
+    assert conclude([neither], ["step_ms"], (), alternated=True).sentence == (
         "missing: step_ms has no value on either side (oom)"
     )
     assert whole.gate.sentence == "missing: the candidate has no step_ms (oom)"
