@@ -23,6 +23,7 @@ from fractions import Fraction
 from typing import Literal
 
 from kernels.attention.problem import AttentionProblem
+from parallel.scaling import evaluate
 
 ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 """Bytes of a number in each precision; tf32 is float32 in memory, and fp8 keeps activations in bf16."""
@@ -79,6 +80,7 @@ class Shape:
 
     @property
     def products_formula(self) -> str:
+        """The number of weights in all matrices that inputs are multiplied by."""
         return f"L * ({self.block_formula}) + V * D"
 
     @property
@@ -88,6 +90,7 @@ class Shape:
 
     @property
     def block_flops_formula(self) -> str:
+        """FLOPs per token of one block's forward pass, including attention; N are the pairs that the mask shows."""
         return f"2 * ({self.block_formula}) + {'2 * T * D' if counts_half(self.problem) else '4 * D * N / T'}"
 
     exchanged = 4
@@ -112,11 +115,8 @@ class FeedForwardStack:
         return {"D": self.d_model, "F": self.d_ff, "L": self.num_blocks}
 
     parameters_formula = "L * 2 * D * F"
-    """`parameters` as text."""
     block_formula = "2 * D * F"
-    """`block_weights` as text."""
     block_flops_formula = "4 * D * F"
-    """`block_flops_per_token` as text."""
     exchanged = 2
     """Tensors (tokens, d_model) that tensor parallelism moves in a block's forward pass: it gathers its input and
     scatters its output (Austin et al., 2025, part 5)."""
@@ -124,17 +124,8 @@ class FeedForwardStack:
 
 def parameters(shape: Shape | FeedForwardStack) -> int:
     """Return the number of parameters: two embeddings; per block four projections, SwiGLU's three, two norms; one final
-    norm.
-
-    A stack has two matrices per block.
-    """
-    if isinstance(shape, FeedForwardStack):
-        return shape.num_blocks * block_weights(shape)
-    return (
-        2 * shape.vocab_size * shape.d_model
-        + shape.num_layers * (block_weights(shape) + 2 * shape.d_model)
-        + (shape.d_model)
-    )
+    norm. A stack has two matrices per block."""
+    return int(evaluate(shape.parameters_formula, shape.symbols))
 
 
 def forward_flops(shape: Shape, batch_size: int, context_length: int, logit_positions: int | None = None) -> int:
@@ -169,24 +160,7 @@ def generate_flops(shape: Shape, batch_size: int, prompt_length: int, new_tokens
 
 
 def block_weights(shape: Shape | FeedForwardStack) -> int:
-    if isinstance(shape, FeedForwardStack):
-        return 2 * shape.d_model * shape.d_ff
-    return 2 * shape.d_model * (shape.d_model + shape.key_width) + 3 * shape.d_model * shape.d_ff
-
-
-def product_weights(shape: Shape) -> int:
-    """Return the number of weights in all matrices that inputs are multiplied by: those of the blocks and the output
-    layer."""
-    return shape.num_layers * block_weights(shape) + shape.vocab_size * shape.d_model
-
-
-def block_flops_per_token(shape: Shape | FeedForwardStack, context_length: int) -> Fraction:
-    """Return the FLOPs per token of one block's forward pass, including attention."""
-    products = 2 * block_weights(shape)
-    if isinstance(shape, FeedForwardStack):
-        return Fraction(products)
-    heads = 1, shape.num_heads, context_length, shape.head_dim
-    return products + Fraction(attention_flops(heads, shape.problem), context_length)
+    return int(evaluate(shape.block_formula, shape.symbols))
 
 
 Attention = Literal["eager", "fused", "triton", "tiled", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn"]
@@ -383,18 +357,9 @@ def activations_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> st
     return f"L * ({saved_formula(blocks)})" + (f" + {saved_formula(outside)}" if outside else "")
 
 
-def weight_copies(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
-    """Return the bytes of the 16-bit copies of the weights that autocast caches until the forward pass ends, and
-    autograd saves.
-
-    They are 0 for a stack, which has its master weights only, as CS336 counts.
-    """
-    if isinstance(shape, FeedForwardStack) or not step.casts_weights:
-        return 0
-    return step.compute_bytes * product_weights(shape)
-
-
 def weight_copies_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> str:
+    """Return the bytes of the 16-bit copies of the weights that autocast caches until the forward pass ends, and
+    autograd saves; 0 for a stack, which has its master weights only, as CS336 counts."""
     if isinstance(shape, FeedForwardStack) or not step.casts_weights:
         return "0"
     return f"{step.compute_bytes} * ({shape.products_formula})"

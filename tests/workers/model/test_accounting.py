@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.attention.problem import AttentionProblem
 from kernels.registry import ATTENTION
+from parallel.scaling import evaluate
 from workers.model import TransformerLM, accounting
 from workers.model.accounting import FeedForwardStack, StepMemory, peak_tflops
 from workers.model.batches import RandomBatches
@@ -194,6 +195,10 @@ def saved_in_forward(shape: accounting.Shape, step: StepMemory, attention: str, 
     return saved.bytes
 
 
+def weight_copies(shape: accounting.Shape, step: StepMemory) -> int:
+    return int(evaluate(accounting.weight_copies_formula(shape, step), shape.symbols))
+
+
 PACKED = dataclasses.replace(SHAPES[2], document_lengths=(5, 0, 11))
 IN_BLOCKS = [(2, 24, SHAPES[0]), (1, 7, SHAPES[1]), (3, 16, PACKED)]
 DTYPES = [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32")]
@@ -206,7 +211,7 @@ def test_activations_are_what_autograd_saves(batch, context, shape, precision, p
     """Within 1 %: exact with torch 2.13, and another torch may save one tensor more or less."""
     kind: Any = "eager" if attention == "eager" else "fused"
     step = StepMemory(batch, context, precision, parameter_dtype, kind, on_gpu=False)
-    expected = accounting.activations(shape, step) + accounting.weight_copies(shape, step)
+    expected = accounting.activations(shape, step) + weight_copies(shape, step)
     if attention == "tiled":  # it repeats shared key heads, which fused attention need not
         repeated = shape.num_layers * batch * context * (shape.d_model - shape.key_width)
         expected += 2 * step.compute_bytes * repeated
@@ -244,7 +249,7 @@ def test_a_stacks_layers_save_their_inputs() -> None:
 
 def test_a_stack_by_hand() -> None:
     """CS336's problem communication_accounting (a), of which the tests of kind `estimate` have the answers."""
-    assert accounting.block_flops_per_token(STACK, 1024) == 4 * 16_384 * 53_248
+    assert evaluate(STACK.block_flops_formula, STACK.symbols) == 4 * 16_384 * 53_248
     only_inputs = StepMemory(1, 1024, "bf16", activation_checkpointing=True)
     assert accounting.activations(STACK, only_inputs) == 1024 * 2 * (126 * 16_384 + 16_384 + 53_248)
 
@@ -252,7 +257,8 @@ def test_a_stack_by_hand() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flops_of_blocks_are_those_of_the_model(shape: accounting.Shape) -> None:
     in_blocks = accounting.forward_flops(shape, 3, 12, logit_positions=0)
-    assert accounting.block_flops_per_token(shape, 12) * 3 * 12 * shape.num_layers == in_blocks
+    symbols = {**shape.symbols, "T": 12, "N": shape.problem.visible_pairs(12, 12)}
+    assert evaluate(shape.block_flops_formula, symbols) * 3 * 12 * shape.num_layers == in_blocks
 
 
 def test_a_gpus_autocast_keeps_the_softmax_twice() -> None:
@@ -268,7 +274,7 @@ def test_activations_are_what_autograd_saves_on_a_gpu(precision: Any, parameter_
     shape = accounting.Shape(vocab_size=500, d_model=128, num_layers=2, num_heads=4, d_ff=256)
     kind: Any = "eager" if attention == "eager" else "fused"
     step = StepMemory(2, 128, precision, parameter_dtype, kind)
-    expected = accounting.activations(shape, step) + accounting.weight_copies(shape, step)
+    expected = accounting.activations(shape, step) + weight_copies(shape, step)
     assert saved_in_forward(shape, step, attention, "cuda") == pytest.approx(expected, rel=0.01)
 
 
