@@ -72,3 +72,13 @@ def test_importing_a_package_imports_nothing_slow(package: str, root: Path) -> N
     code = f"import sys, {package}; dir({package}); print(*{slow} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert found.stdout == "\n"
+
+
+def test_code_takes_only_names_that_a_package_lists(sources: list[Path], root: Path) -> None:
+    """Others are there only once something has imported them: in the tests all is, but not in a job's process."""
+    for path in (one for one in sources if one.suffix == ".py" and one.relative_to(root).parts[0] != "tests"):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and (name := ast.unparse(node.value)) in whole & {*PACKAGES}:
+                assert node.attr in importlib.import_module(name).__all__, f"{path}:{node.lineno}"

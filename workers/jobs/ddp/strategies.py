@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 import parallel
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from parallel.accounting import step_traffic, traffic_factor
+from parallel.data_parallel import DataParallel
 from workers.jobs import _own_step
 from workers.jobs._training import building, fp8
 from workers.jobs.ddp.values import SYNCHRONIZATION
@@ -160,7 +161,7 @@ def wrap(
     """Return the module wrapped over a group (None: all ranks), and the function that finishes its communication; None
     if there is nothing to finish."""
     cast = torch.bfloat16 if spec.casts else None
-    wrapped: parallel.data_parallel.DataParallel | parallel.FullyShardedDataParallel
+    wrapped: DataParallel | parallel.FullyShardedDataParallel
     match strategy:
         case "naive":
             wrapped = parallel.NaiveDataParallel(module, group)
@@ -245,9 +246,7 @@ def make_step(
         step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, **options)
     else:
         step = BackwardStep(wrapped, batches, precision, wrapped, **options)
-    if spec.accumulation_steps > 1 and isinstance(
-        wrapped, parallel.data_parallel.DataParallel | nn.parallel.DistributedDataParallel
-    ):
+    if spec.accumulation_steps > 1 and isinstance(wrapped, DataParallel | nn.parallel.DistributedDataParallel):
         step.phases[ACCUMULATION] = wrapped.no_sync()(step.accumulate)
     if finish is not None:
         last = step.phases.pop("optimizer", None)
