@@ -14,7 +14,6 @@ from app.api.access import OWN_JOB, OWN_JOB_AGAIN, Sender, check_code, check_lim
 from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body, timeout_without_one
 from app.api.guard import Access
 from app.api.links import linked_job, linked_jobs
-from app.api.names import check_names, known_names
 from app.api.notifications import check_notify_url
 from app.api.parameters import (
     NO_QUERY,
@@ -35,6 +34,7 @@ from app.api.parameters import (
 )
 from app.api.schemas import DryRun, Job, Page
 from app.api.services import CurrentServices, Services
+from app.api.specs import check_names, known_names
 from app.errors import STORE_UNAVAILABLE
 from app.states import FINISHED_STATES, JobState
 from app.store.keeping.deleting import delete_job

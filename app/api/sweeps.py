@@ -17,7 +17,6 @@ from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary, timeout_without_one, wrong_at
 from app.api.guard import Access
 from app.api.links import linked_sweep
-from app.api.names import known_names, unknown_names
 from app.api.notifications import check_notify_url
 from app.api.parameters import (
     NO_QUERY,
@@ -34,6 +33,7 @@ from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.results import MAX_ROWS, RowsQuery, answer_table
 from app.api.schemas import DryRun, Page, Sweep, SweepTable
 from app.api.services import CurrentServices, Services
+from app.api.specs import known_names, unknown_names
 from app.api.tables import in_every_format
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from app.columns import free_names
 from app.metrics import column_name, is_rate
 from app.results.arranging import RUN
+from app.results.environments import VERSION, short_version, uploaded_version
 from app.results.footnotes import Doubt, doubts_of
 from app.results.sheet import NOT_MEASURED, Cell
-from app.results.versions import VERSION, short_version, uploaded_version
 from app.specs import Scalar, SpecBase, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot

@@ -20,14 +20,13 @@ from app.results import agreement, environments, findings
 from app.results.agreement import Agreement
 from app.results.cases import CaseOfJob
 from app.results.choosing import coordinates_of
-from app.results.environments import Difference, EnvironmentDifference
+from app.results.environments import VERSION, Difference, EnvironmentDifference
 from app.results.matching import change_and_ratio
 from app.results.memories import ComparedMemory
 from app.results.process_values import process_values
 from app.results.profiles import ComparedProfiles
 from app.results.sheet import NOT_MEASURED, Cell
 from app.results.sides import Pair, Side, joins_of, sides_of_baseline, sides_of_job, sides_of_jobs
-from app.results.versions import VERSION
 from app.specs import KINDS, Scalar
 from app.specs.compare import blocks_of_turns
 from app.states import VERDICTS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from app.errors import InvalidRequest, NotFound
 from app.metrics import Direction, better, column_name, headline, is_rate
 from app.results.arranging import with_values
-from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
+from app.results.environments import commit_of, revision_of, revision_text, short_version, version_of
 from app.specs import KINDS, Scalar
 from app.states import worst
 from app.store.database.engine import Database, Snapshot

@@ -36,10 +36,10 @@ from app.results.choosing import (
     table_rows_of,
     varies,
 )
+from app.results.environments import VERSION
 from app.results.footnotes import MAX_NOISE, NOISY, Doubt, Footnotes, Gap, doubts_of, doubts_text, named, reasons
 from app.results.process_values import time_of
 from app.results.sheet import Cell, Column, Sheet
-from app.results.versions import VERSION
 from app.specs import KINDS, SpecBase
 from app.states import VERDICTS, worst
 from app.store.database.engine import Database

@@ -10,9 +10,8 @@ from pydantic import ValidationError
 
 from app.errors import Conflict, InvalidRequest
 from app.results.cases import CaseOfJob, cases_of
-from app.results.environments import Setup
+from app.results.environments import VERSION, Setup
 from app.results.inference import FEWEST
-from app.results.versions import VERSION
 from app.specs import Scalar, spec_adapter
 from app.states import VERDICTS, worst
 from app.store.database.engine import Snapshot

@@ -1,4 +1,5 @@
-"""The types of columns: times in UTC, and JSON whose unreadable values do not fail a query.
+"""The types of columns: times in UTC, and JSON whose unreadable values do not fail a query; and expressions that each
+engine writes in its own words.
 
 A disk, an editor or a bug can leave a text that is no JSON, or JSON of another shape. SQLAlchemy's own type would raise
 and so fail the whole query: one broken spec would hide all jobs of a list, and stop every claim. StoredJson reads such
@@ -14,7 +15,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, Dialect, Text, TypeDecorator
+from sqlalchemy import JSON, DateTime, Dialect, Float, Text, TypeDecorator
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
 
 from app.errors import job_problem
@@ -101,3 +104,39 @@ def broken(row: Mapping[Any, Any]) -> dict[str, Any] | None:
     columns = [str(name) for name, value in row.items() if type(value) in _STAND_INS]
     detail = f"What is stored as {', '.join(columns)} cannot be read: it is no JSON, or has another shape."
     return job_problem("unreadable", detail)
+
+
+class as_json(GenericFunction[Any]):  # noqa: N801 - it is called as a function
+    """A column of StoredJson, to take values out of it: `as_json(column)["key"].as_string()`."""
+
+    type = JSON()
+    inherit_cache = True
+
+
+@compiles(as_json)
+def _as_json(element: Any, compiler: Any, **kw: Any) -> str:
+    return str(compiler.process(element.clauses, **kw))
+
+
+@compiles(as_json, "postgresql")
+def _as_json_of_postgresql(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"CAST({compiler.process(element.clauses, **kw)} AS JSON)"
+
+
+class seconds_between(GenericFunction[float]):  # noqa: N801
+    """The seconds from one time to another."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(seconds_between)
+def _seconds_between(element: Any, compiler: Any, **kw: Any) -> str:
+    start, end = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"((julianday({end}) - julianday({start})) * 86400.0)"
+
+
+@compiles(seconds_between, "postgresql")
+def _seconds_between_of_postgresql(element: Any, compiler: Any, **kw: Any) -> str:
+    start, end = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"EXTRACT(EPOCH FROM {end} - {start})"

@@ -1,7 +1,7 @@
 """PostgreSQL: connections, the lock that keeps writes apart, what it stores otherwise than SQLite, and its errors.
 
-All code that depends on PostgreSQL is here, beside the types and expressions in app/store/column_types.py and
-app/store/expressions.py. Everything that SQLite takes is taken here as well, so that the rest of the store need not
+All code that depends on PostgreSQL is here, beside the types and expressions in app/store/column_types.py.
+Everything that SQLite takes is taken here as well, so that the rest of the store need not
 know the engine: integers have 64 bits, texts are ordered by their code points, `contains` ignores the case of letters,
 NUL and lone surrogates in texts become U+FFFD, and NaN is null.
 """

@@ -15,8 +15,8 @@ from app.metrics import column_name
 from app.specs import KINDS, Scalar
 from app.states import JobState
 from app.store import tables
+from app.store.column_types import as_json, seconds_between
 from app.store.database.engine import Database
-from app.store.expressions import as_json, seconds_between
 from app.store.public import job_dict, rfc3339
 from app.store.queue import fitting, sweeps
 from app.store.queue.waiting import waiting_reasons

@@ -14,10 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from app.api.access import Sender
 from app.api.bodies import JobBody, parse, read_limited
 from app.api.jobs import submit_job
-from app.api.names import check_names, known_names
 from app.api.parameters import NO_QUERY, Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
-from app.api.specs import describe
+from app.api.specs import check_names, describe, known_names
 from app.api.sweeps import SweepBody, submit_sweep, valid_specs
 from app.errors import InvalidRequest, NotFound
 from app.specs import KINDS, SpecBase

@@ -8,7 +8,7 @@ import pytest
 from app import results
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.results import CaseChoice, History
-from app.results.versions import commit_of, revision_of, revision_text, short_version, version_of
+from app.results.environments import commit_of, revision_of, revision_text, short_version, version_of
 from app.store.database.engine import Database
 from app.store.reading import history as stored
 from app.store.records import Finish, UnitRecord

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.api.names import Known
-from app.api.specs import describe
+from app.api.specs import Known, describe
 from app.specs import KINDS
 from app.web import forms
 from flopwatch.spelling import command
