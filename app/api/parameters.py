@@ -4,10 +4,10 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_origin
 from urllib.parse import unquote
 
 from fastapi import Depends, Path, Request
@@ -164,35 +164,20 @@ def described(headers: Mapping[str, str]) -> dict[str, Any]:
 
 async def no_repeats(request: Request) -> None:
     """Refuse a single-valued query parameter that is given twice, since one of the values would be dropped silently."""
-    counts = Counter(name for name, _ in request.query_params.multi_items())
-    repeated = [name for name, count in counts.items() if count > 1]
     route = request.scope["route"]
-    parameters = route.dependant.query_params if isinstance(route, APIRoute) else []
     # A route without parameters refuses all (NO_QUERY), or reads a form's, whose values may repeat.
-    if not repeated or not parameters:
-        return
-    several = _taking_several(parameters)
+    parameters = route.dependant.query_params if isinstance(route, APIRoute) else []
+    models: list[Any] = [parameter.field_info.annotation for parameter in parameters]
+    fields = [field for model in models for field in model.model_fields.items()]
+    several = {name for name, field in fields if get_origin(field.annotation) is list}
+    counts = Counter(name for name, _ in request.query_params.multi_items()) if models else {}
     errors = tuple(
-        FieldError(f"/{name}", f"Query parameter {name!r} is there {counts[name]} times, and takes one value.")
-        for name in repeated
-        if name not in several
+        FieldError(f"/{name}", f"Query parameter {name!r} is there {count} times, and takes one value.")
+        for name, count in counts.items()
+        if count > 1 and name not in several
     )
     if errors:
         raise InvalidRequest(" ".join(error.detail for error in errors), errors=errors)
-
-
-def _taking_several(parameters: Iterable[Any]) -> frozenset[str]:
-    names = set()
-    for parameter in parameters:
-        model: Any = parameter.field_info.annotation
-        is_model = isinstance(model, type) and issubclass(model, BaseModel)
-        fields = model.model_fields if is_model else {parameter.alias: parameter.field_info}
-        names |= {field.alias or name for name, field in fields.items() if _is_list(field.annotation)}
-    return frozenset(names)
-
-
-def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) is list or any(_is_list(part) for part in get_args(annotation))
 
 
 def user_of(headers: Mapping[str, str]) -> str | None:

@@ -108,14 +108,6 @@ def allowed_methods(request: Request) -> list[str]:
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
-def invalid_parameters(request: Request, error: RequestValidationError) -> InvalidRequest:
-    """Return the error for query parameters, path parameters and headers that the framework refused."""
-    queries = [parameter.field_info.annotation for parameter in request.scope["route"].dependant.query_params]
-    known = [name for query in queries for name in getattr(query, "model_fields", ())]
-    errors = parameter_errors(error.errors(), known)
-    return InvalidRequest("; ".join(field.detail for field in errors), errors=errors)
-
-
 # Function that makes a page of a problem, or returns None when the request is not for a page.
 ErrorPage = Callable[[Request, dict[str, Any]], Response | None]
 
@@ -137,7 +129,11 @@ def install(app: FastAPI, error_page: ErrorPage) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _parameters(request: Request, error: RequestValidationError) -> Response:
-        return answer(request, problem(invalid_parameters(request, error), request.url.path))
+        queries = [parameter.field_info.annotation for parameter in request.scope["route"].dependant.query_params]
+        known = [name for query in queries for name in getattr(query, "model_fields", ())]
+        errors = parameter_errors(error.errors(), known)
+        invalid = InvalidRequest("; ".join(field.detail for field in errors), errors=errors)
+        return answer(request, problem(invalid, request.url.path))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:

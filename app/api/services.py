@@ -130,7 +130,9 @@ async def running(settings: Settings, note_error: NoteError = lambda _: None) ->
     try:
         settings = await run_sync(with_agreed_lease, database, settings)
         files = await run_sync(open_files, settings, database)
-        await run_sync(_announce, database, settings)
+        await run_sync(announce_server, database)
+        policy = Policy(settings.fair_share_half_life_h * 3600, settings.max_running_devices)
+        await run_sync(agree, database, policy)
         access_tokens = Tokens(database)
         guard = Guard(settings, access_tokens)
         await guard.reload()
@@ -181,12 +183,6 @@ async def running(settings: Settings, note_error: NoteError = lambda _: None) ->
         await services.changes.close()
         await _once(note_error, services.guard.note_uses)
         await run_sync(database.close)
-
-
-def _announce(database: Database, settings: Settings) -> None:
-    """Store what workers need to know of the server."""
-    announce_server(database)
-    agree(database, Policy(settings.fair_share_half_life_h * 3600, settings.max_running_devices))
 
 
 async def _every(

@@ -93,7 +93,8 @@ def relate(
     Raises:
         InvalidRequest: no line has these coordinates.
     """
-    _check_reference(lines, relative_to)
+    if lines and not any(_is_reference(line, relative_to) for line in lines):
+        raise _no_such_row([line.coordinates for line in lines], list(relative_to.items()), "relative_to")
     others = [name for name in varying if name not in relative_to]
     dependent = _dependent(lines, others, [], list(relative_to))
     matched = [name for name in others if name not in dependent]
@@ -188,12 +189,6 @@ def _gain_text(metric: str, unit: str | None) -> str:
 
 def _is_reference(line: Line, relative_to: Mapping[str, str]) -> bool:
     return all(value_text(line.coordinates.get(name)) == value for name, value in relative_to.items())
-
-
-def _check_reference(lines: Sequence[Line], relative_to: Mapping[str, str]) -> None:
-    if not lines or any(_is_reference(line, relative_to) for line in lines):
-        return
-    raise _no_such_row([line.coordinates for line in lines], list(relative_to.items()), "relative_to")
 
 
 Pairs = Sequence[tuple[str, str]]

@@ -499,27 +499,19 @@ def choose(rows: Sequence[Row], columns: Sequence[str], requested: Sequence[str]
 def judge(rows: Sequence[Row], *, alternated: bool) -> list[Row]:
     """Return the rows, with their estimates, adjusted p-values and findings set. `alternated`: False if the sides were
     measured one after the other."""
-    tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
-    judged = list(rows)
-    for index in tested:
-        row = judged[index]
+    for row in rows:
+        if not row.baseline or not row.candidate:
+            continue
         row.estimate = inference.estimate(row.baseline, row.candidate, row.blocks)
         row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
         row.testimonies = [(name, inference.interval(*its, row.blocks)) for name, its in row.witnesses.items()]
-    with_p = [row for row in judged if row.is_tested and (row.estimate or NOTHING).p_value is not None]
-    tests = [Hypothesis(row.baseline, row.candidate, _p_value(row)) for row in with_p]
-    values, needed = inference.adjusted(tests)
-    for row, value in zip(with_p, values, strict=True):
+    with_p = [(row, p) for row in rows if row.is_tested and (p := (row.estimate or NOTHING).p_value) is not None]
+    values, needed = inference.adjusted([Hypothesis(row.baseline, row.candidate, p) for row, p in with_p])
+    for (row, _), value in zip(with_p, values, strict=True):
         row.p_adjusted, row.alpha = value, needed
-    for row in judged:
+    for row in rows:
         row.finding = row.finding_of_test()
-    return judged
-
-
-def _p_value(row: Row) -> float:
-    assert row.estimate is not None
-    assert row.estimate.p_value is not None
-    return row.estimate.p_value
+    return list(rows)
 
 
 def drift(*sides: Sequence[float]) -> float:

@@ -95,7 +95,9 @@ def interval(baseline: Sequence[float], candidate: Sequence[float], blocks: Sequ
     """Return the ratio and its interval alone, as `estimate` does."""
     if min(*baseline, *candidate) <= 0:
         return Estimate(None, None, None, None)
-    ratios = _ratios(baseline, candidate)
+    import numpy as np
+
+    ratios: list[float] = np.sort(np.divide.outer(candidate, baseline), axis=None).tolist()
     ratio = _middle(ratios)
     if min(len(baseline), len(candidate)) < FEWEST:
         return Estimate(ratio, None, None, None)
@@ -131,13 +133,6 @@ def distances_within(*sides: Sequence[float]) -> list[float]:
     of_sides = [np.subtract.outer(side, side)[np.triu_indices(len(side), 1)] for side in logarithms]
     distances: list[float] = np.sort(np.abs(np.concatenate(of_sides))).tolist()
     return distances
-
-
-def _ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[float]:
-    import numpy as np
-
-    ratios: list[float] = np.sort(np.divide.outer(candidate, baseline), axis=None).tolist()
-    return ratios
 
 
 @functools.cache

@@ -106,7 +106,5 @@ def table_page(database: Database, job: JobResults, view: View) -> TablePage:
 
 def contains_words(row: Sequence[Any], texts: Sequence[int], words: Sequence[str]) -> bool:
     """Return True if the texts of a row have all of these words, whatever their case."""
-    if not words:
-        return True
     text = " ".join(str(row[index]) for index in texts if row[index] is not None).lower()
     return all(word in text for word in words)
