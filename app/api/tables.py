@@ -6,10 +6,11 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from app import results
-from app.api.parameters import EACH_ONCE, Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
+from app.api.parameters import EACH_ONCE, Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text, documented
 from app.api.schemas import Table
 from app.api.services import CurrentServices
 from flopwatch.table_options import DEFAULT_STATISTIC, Format, Statistic
@@ -49,8 +50,14 @@ HTML_PAGE = """<!doctype html>
 """
 
 
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("blank", "is blank: write a title, or leave it out")
+    return text
+
+
 MAX_LIMIT = 100_000
-Caption = Annotated[str, Field(max_length=2000, pattern=r"\S")]
+Caption = Annotated[str, Field(max_length=2000), documented(r"\S"), AfterValidator(_not_blank)]
 LatexLabel = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 

@@ -33,7 +33,6 @@ from flopwatch import (
 )
 from flopwatch.own_code import OwnCode
 from tests.builders import measured
-from tests.flopwatch.test_other_servers import JSON, Asked, other
 
 ROOT = Path(__file__).parents[2]
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -150,14 +149,6 @@ class TestErrors:
         monkeypatch.setenv("FLOPWATCH_PORT", "1")
         with pytest.raises(Unreachable, match=lacks), Flopwatch(data_dir=tmp_path / folder) as nobody:
             nobody.list_jobs()
-
-    def test_a_wrong_token(self, serve: Any, tmp_path: Path) -> None:
-        with serve(tmp_path, api_token="abc") as guarded:
-            with Flopwatch(guarded.url, token="abd") as stranger, pytest.raises(Refused) as caught:
-                stranger.list_jobs()
-            assert caught.value.status == 401
-            with Flopwatch(guarded.url, token="abc") as friend:
-                assert friend.list_jobs() == []
 
 
 class TestWaiting:
@@ -302,21 +293,6 @@ class TestFrames:
         assert frame["kernel"].tolist() == ["c", "a", "b"]
         assert frame.attrs["units"] == {"total_ms": "ms"}
         assert len(flopwatch.job_table(job, "kernels forward", limit=2)) == 2
-
-    def test_a_comparison(self) -> None:
-        """In the shape that docs/http-api.md describes."""
-        columns = [{"name": "ratio", "type": "number", "unit": None}]
-        answer = {"columns": columns, "rows": [{"ratio": 0.5}, {"ratio": None}], "next": None, "alternated": False}
-        asked: Asked = []
-        with other(200, JSON, json.dumps(answer).encode(), asked=asked) as url, Flopwatch(url) as server:
-            frame = server.compare({"id": 3}, 7)
-            server.compare(9, limit=5)
-        assert [path for path, _ in asked] == [
-            "/compare?baseline=3&candidate=7&format=json",
-            "/compare?job=9&limit=5&format=json",
-        ]
-        assert frame["ratio"].isna().tolist() == [False, True]
-        assert frame.attrs["alternated"] is False
 
 
 class TestDownloads:

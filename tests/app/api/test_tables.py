@@ -107,7 +107,7 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
         ("context_length=T std&rename=step_ms=T&statistic=mean", "Two columns would be called 'T std'"),
         ("step_ms=", "new name of 'step_ms' is blank"),
         ("step_ms=x&rename=step_ms=y", "gives step_ms twice"),
-        ("step_ms=x&caption=%20", "caption"),
+        ("step_ms=x&caption=%20", "is blank"),
         ("step_ms_low=low", "no column 'step_ms_low'"),
     ):
         problem = get(site, f"/tables?label=table:tables&columns=step_ms&rename={wrong}", 422).json()

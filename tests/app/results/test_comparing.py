@@ -551,14 +551,6 @@ class TestProfiles:
         sentence = about(compare(database, profile(*one), profile(*other)), "sentence")
         assert "a step takes 9 ms longer: +5 ms forward, +4 ms `loss.backward()` in step. " in sentence
 
-    def test_each_line_of_a_function_is_told(self, database: Database, profile: Callable[..., int]) -> None:
-        one, other = (
-            profile(*self.lines((8, "step", "loss.backward()", backward), (9, "step", "update()", update)))
-            for backward, update in ((5.0, 1.0), (9.0, 4.0))
-        )
-        sentence = about(compare(database, one, other), "sentence")
-        assert "7 ms longer: +4 ms `loss.backward()` in step, +3 ms `update()` in step. " in sentence
-
     def test_the_rest_of_a_gpus_step_is_idle(self, database: Database, profile: Callable[..., int]) -> None:
         def tables(gemm: float, launches: float) -> tuple[Any, Any]:
             waits = [["running", gemm], ["launches", launches], ["host", 1.0]]
