@@ -225,25 +225,17 @@ def _check_implementation(name: str, loaded: object) -> None:
         raise TypeError(f"dtypes must map {devices} to sets of {known}, as {{'cpu': {{'float32'}}}}, not {dtypes!r}")
 
 
+_OF_MODULES = {
+    "cpu.implementations": ("cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive"),
+    "installed": ("flash_attn", "flash_attn_3", "flash_attn_4"),
+    "library": ("compiled", "eager", "flex", "sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"),
+}
 ATTENTION = Registry(
     "attention implementation",
     "flopwatch.attention",
     {
-        "compiled": f"{_HERE}.attention.library:compiled",
-        "cpu_blocked": f"{_HERE}.attention.cpu.implementations:cpu_blocked",
-        "cpu_flash": f"{_HERE}.attention.cpu.implementations:cpu_flash",
-        "cpu_fused": f"{_HERE}.attention.cpu.implementations:cpu_fused",
-        "cpu_naive": f"{_HERE}.attention.cpu.implementations:cpu_naive",
-        "eager": f"{_HERE}.attention.library:eager",
-        "flash_attn": f"{_HERE}.attention.installed:flash_attn",
-        "flash_attn_3": f"{_HERE}.attention.installed:flash_attn_3",
-        "flash_attn_4": f"{_HERE}.attention.installed:flash_attn_4",
-        "flex": f"{_HERE}.attention.library:flex",
+        **{name: f"{_HERE}.attention.{module}:{name}" for module, names in _OF_MODULES.items() for name in names},
         "hopper": f"{_HERE}.attention.flash_triton:hopper_implementation",
-        "sdpa_cudnn": f"{_HERE}.attention.library:sdpa_cudnn",
-        "sdpa_efficient": f"{_HERE}.attention.library:sdpa_efficient",
-        "sdpa_flash": f"{_HERE}.attention.library:sdpa_flash",
-        "sdpa_math": f"{_HERE}.attention.library:sdpa_math",
         "tiled": f"{_HERE}.attention.tiled:implementation",
         "triton": f"{_HERE}.attention.flash_triton:implementation",
     },

@@ -1,8 +1,8 @@
 """Collectives and data parallelism.
 
-Nothing here may import the service (app), workers or kernels: the package works on any host with torch alone. Only
-process_group starts ranks, and only from inside a job's process. The wrappers work in any initialised process group,
-however its ranks were started. torch is imported with the first attribute, not with the package.
+Nothing here may import the service (app) or workers, and of kernels only its clocks: the package works on any host with
+torch alone. Only process_group starts ranks, and only from inside a job's process. The wrappers work in any initialised
+process group, however its ranks were started. torch is imported with the first attribute, not with the package.
 """
 
 import importlib

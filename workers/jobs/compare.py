@@ -73,16 +73,11 @@ class CompareRunner:
         _inner_runner(spec).run(_side(spec, unit), _inner(unit), report)
 
     def resume(self, spec: CompareSpec, unit: Unit, position: int, failure: Failed) -> Unit | None:
-        if unit.side is None:
-            return None
         runner = _inner_runner(spec)
-        if not isinstance(runner, Resumable):
+        if unit.side is None or not isinstance(runner, Resumable):
             return None
         rest = runner.resume(_side(spec, unit), _inner(unit), position, failure)
-        if rest is None:
-            return None
-        assert unit.side is not None
-        return _outer(rest, unit.side, unit.title)
+        return None if rest is None else _outer(rest, unit.side, unit.title)
 
     def collect(self, spec: CompareSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
         runner = _inner_runner(spec)

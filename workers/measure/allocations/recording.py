@@ -58,13 +58,11 @@ class RecordedStretch:
 
 class PhaseMarks:
     """An observer of steps (workers.measure.timing) that marks the ends of phases in a recording. `owners`: returns the
-    present owners of storages. `keep`: whether the snapshots of the phases are kept; may be set later. `without`:
-    phases whose snapshots are never kept."""
+    present owners of storages. `without`: phases whose snapshots are never kept."""
 
-    def __init__(
-        self, recording: Recording, owners: Callable[[], Owners], *, keep: bool = False, without: Collection[str] = ()
-    ) -> None:
-        self.keep = keep
+    def __init__(self, recording: Recording, owners: Callable[[], Owners], without: Collection[str] = ()) -> None:
+        self.keep = False
+        """Whether the snapshots of the phases are kept."""
         self.watch = False
         """Whether the allocations alive after a step are kept, and with `keep_after` a snapshot of that moment."""
         self.keep_after = False
