@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from app.settings import Settings
 from app.specs import KINDS, SpecBase
 from flopwatch.text.markdown_tables import shortened
+from flopwatch.text.times import duration
 from workers import messages, uploaded
 from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
@@ -73,7 +74,7 @@ class LocalResults:
                 sys.stderr.write(f"{progress.done}/{progress.total} {progress.message}\n")
             case messages.CellFinished() as cell:
                 place = f"{cell.done}/{cell.total}"
-                sys.stderr.write(f"{place} {cell.title}: {cell.headline} ({cell.seconds:.2g} s)\n")
+                sys.stderr.write(f"{place} {cell.title}: {cell.headline} ({duration(cell.seconds)})\n")
             case messages.ArtifactMade() as artifact:
                 self._move(artifact)
             case messages.Measured() | messages.TableMade() | messages.Environment() | messages.Validity() as result:

@@ -670,7 +670,7 @@ class JobRun:
         if self._cells > MAX_CELLS * process.count:  # this also bounds a unit that resumes after each crash
             raise ValueError(f"more than {MAX_CELLS} cells are finished")
         cell = {name: getattr(finished, name) for name in ("title", "outcome", "headline", "seconds")}
-        text = f"{finished.title}: {finished.headline} ({finished.seconds:.2g} s)"
+        text = f"{finished.title}: {finished.headline} ({duration(finished.seconds)})"
         self._progress(*process.place(finished.done, finished.total), self._words(process, text))
         self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 

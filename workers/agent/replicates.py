@@ -7,6 +7,7 @@ import statistics
 
 from app.metrics import TIMES, column_name, headline
 from app.store.records import MeasurementRecord
+from flopwatch.text.numbers import number
 from workers.measure.check import Check
 
 MOST, MOST_ON_GPU = 2.0, 1.1
@@ -38,7 +39,7 @@ class Replicates:
         both = [list(sides[side].get(name or "", {}).values()) for side in ("baseline", "candidate")]
         if not all(both):
             return ""
-        before, after = (f"{statistics.median(values):.3g}" for values in both)
+        before, after = (number(float(f"{statistics.median(values):.3g}")) for values in both)
         return f"so far median {name} {before} → {after}, {len(both[0])} and {len(both[1])} processes"
 
     def checks(self, device_type: str) -> dict[tuple[int, str], Check]:

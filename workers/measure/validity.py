@@ -447,7 +447,7 @@ def check_threads(before: Mapping[int, float], after: Mapping[int, float], span_
     used = sum(max(0.0, now - known.get(thread, 0.0)) for thread, now in after.items())
     if used <= max(MAX_THREADS * span_s, MIN_THREADS_S):
         return []
-    detail = f"other threads of the code computed for {used:.2g} of {span_s:.2g} s: only what a step waits for is timed"
+    detail = f"other threads of the code computed for {used:.3g} of {span_s:.3g} s: only what a step waits for is timed"
     return [Check("threads", False, detail, "note")]
 
 

@@ -426,14 +426,17 @@ def test_what_does_not_fit_fails_the_job_and_what_fits_is_kept(site: Site, monke
 
 
 def test_every_finished_cell_is_reported(site: Site) -> None:
-    cells = [{**CELL, "done": n, "title": f"cell {n}"} for n in (1, 2)]
+    cells = [{**CELL, "done": n, "title": f"cell {n}", "seconds": seconds} for n, seconds in ((1, 0.5), (2, 123.0))]
     between = {"type": "progress", "done": 1, "total": 3, "message": "the next one"}
 
     job = site.run(saying(STARTED, cells[0], between, cells[1], {**between, "done": 2}, SUCCESS))
     events = [event["data"] for event in Reading(site.database).events(job["id"]) if event["type"] == "progress"]
     titles = [event["cell"]["title"] for event in events if "cell" in event]
     assert titles == ["cell 1", "cell 2"]
-    assert [event["message"] for event in events if "cell" in event] == ["cell 1: 1 ms (0.5 s)", "cell 2: 1 ms (0.5 s)"]
+    assert [event["message"] for event in events if "cell" in event] == [
+        "cell 1: 1 ms (500 ms)",
+        "cell 2: 1 ms (2 min 3 s)",
+    ]
     assert job["progress"] == {"done": 2, "total": 3, "message": "the next one"}
 
 

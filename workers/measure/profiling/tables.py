@@ -69,7 +69,7 @@ def left_out(times_ms: Sequence[float]) -> str | None:
     others = times_ms[MAX_ROWS:]
     if not others:
         return None
-    return f"the {MAX_ROWS} of {len(times_ms)} that take the most time; the others take {sum(others):.3g} ms together"
+    return f"the {MAX_ROWS} of {len(times_ms)} that take the most time; the others take {sum(others):.4g} ms together"
 
 
 def kernel_rows(usages: Sequence[Usage]) -> Rows:
