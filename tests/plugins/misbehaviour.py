@@ -69,8 +69,9 @@ def write_down_variables(folder: Path) -> None:
     found = {f"{name}={value}" for name, value in os.environ.items()}
     process = psutil.Process()
     for one in (process, *process.parents()):
-        if not any("workers" in word for word in one.cmdline()):
-            break  # whoever started the worker
+        words = one.cmdline()
+        if "pytest" in {Path(word).name for word in words} or not any("workers" in word for word in words):
+            break  # whoever started the worker: pytest's own variables are those of a shell
         found |= {f"{name}={value}" for name, value in one.environ().items()}
     append(folder / "variables", json.dumps(sorted(found)))
 

@@ -179,8 +179,8 @@ def test_a_call_that_returns_before_its_work_is_done_is_invalid(run, monkeypatch
 
     install(monkeypatch, early=early)
     sizes = {"mode": "forward", "device": "cpu", "sequence_lengths": [512], "head_dims": [64], "num_heads": 8}
-    honest = run(implementations=["own"], **sizes).cell()["tflops", None]["median"]
-    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp32": 5 * honest}, None)
+    # With its margin it is 1 TFLOP/s: more than a CPU reaches here, and less than a call seems to that takes a ms.
+    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp32": 0.1}, None)
     report = run(implementations=["early", "own"], **sizes)
     check = report.check("ceiling", implementation="early")
     assert (check["ok"], check["severity"]) == (False, "invalid")

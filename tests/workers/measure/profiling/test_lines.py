@@ -200,12 +200,13 @@ def test_a_stack_is_of_one_moment(planted: Script, monkeypatch: pytest.MonkeyPat
 
 
 def test_each_statement_is_counted_once_for_each_of_its_runs(planted: Script) -> None:
-    found = planted.uses()
-    calls = {use.code: use.calls for use in found if use.place is not None}
+    trace, _ = planted.followed()
+    places = [place for place in trace.calls if place is not None]
+    calls = {planted.own.text(place): planted.own.calls(place, trace.calls[place]) for place in places}
     assert calls["spin("] == calls["total = sum([len(str(spin(0.5))) for _ in range(4)])"] == 1
     assert (calls["spin(1)"], calls["spin(ms)"], calls["spin(4)"]) == (3, 2, 1)
     assert calls["recursive(depth - 1)"] == 5
-    assert {use.place.function for use in found if use.place is not None} >= {"step", "recursive", "short", "batches"}
+    assert {place.function for place in places} >= {"step", "recursive", "short", "batches"}
 
 
 @pytest.mark.parametrize(
