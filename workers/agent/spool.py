@@ -72,7 +72,6 @@ class Spool:
         self.log = CappedLog()
         self._neighbours = list(neighbours)
         self._tables: list[TableRecord] = []
-        """Tables that units reported."""
         self.artifacts: list[StoredArtifact] = []
         self._measurements: list[MeasurementRecord] = []
         self._units: list[_UnitResults] = []

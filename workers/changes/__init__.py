@@ -21,4 +21,3 @@ CHANGES = Registry(
     {one.name: f"{__name__}.{one.name}:CHANGE" for one in pkgutil.iter_modules(__path__) if one.name[0] != "_"},
     _check,
 )
-"""Every change by its name."""

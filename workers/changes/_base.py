@@ -110,7 +110,6 @@ class Change:
     """
 
     causes: tuple[Cause, ...]
-    """The causes against which it may help."""
     how: str
     """What a person would write, in a line."""
     why_not: Callable[[Look], str | None]

@@ -45,7 +45,6 @@ class Sum:
     rounding_error: Decimal | None
     """Error of the right sum of addends that were rounded to their data type."""
     adding_error: Decimal | None
-    """Error that the additions made."""
 
 
 def accumulate(how: Accumulation, addend: float, additions: int, device: torch.device) -> Sum:

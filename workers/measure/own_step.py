@@ -78,7 +78,6 @@ class OwnStep:
         self.settings = settings()
         """Those of torch before the user's code ran."""
         self.device = torch.device("cpu") if device is None else device
-        """The device of the job."""
         self._step: Callable[[], object] | None = None
         self._observers: Sequence[Observer] | None = None
         """The observers of the running step; None between steps."""

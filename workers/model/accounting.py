@@ -15,6 +15,7 @@ head and sequence.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -223,10 +224,7 @@ class SavedTensors:
 
     def size(self, symbols: Mapping[str, int]) -> int:
         """Bytes."""
-        product = self.item_bytes
-        for axis in self.axes:
-            product *= symbols[axis]
-        return product
+        return math.prod((symbols[axis] for axis in self.axes), start=self.item_bytes)
 
 
 BTD, BTE, BTF, BHT, BHTT = (tuple(axes) for axes in ("BTD", "BTE", "BTF", "BHT", "BHTT"))

@@ -49,9 +49,7 @@ class Training:
     meter: MemoryMeter
     """Measures from before the model was made."""
     graphed: GraphedStep | None = None
-    """The step, if it is a CUDA graph."""
     own: OwnStep | None = None
-    """The step, if it is the user's own."""
     linear_layers: Sequence[LinearLayer] = ()
     """With precision fp8, those of the model."""
 

@@ -64,12 +64,9 @@ class Trained:
     """The module that the step calls: the model, or the wrapper around it."""
     step: BackwardStep
     sizes: list[Size]
-    """The sizes of the model's parameters."""
 
     own: OwnStep | None = None
-    """The step, if it is the user's own."""
     graphed: GraphedStep | None = None
-    """The step as a CUDA graph, if it is one."""
     linear_layers: Sequence[LinearLayer] = ()
     """With precision fp8, those of the model."""
 

@@ -15,7 +15,6 @@ class Free(NamedTuple):
     """Free memory that an allocator holds, in bytes."""
 
     largest: int
-    """The largest block."""
     stuck: int
     """In segments that are partly in use, which the allocator cannot give back where memory runs out."""
 

@@ -71,9 +71,7 @@ class Stretch:
     points: list[Point]
     """The use of memory over time, thinned out; peaks stay."""
     at_peak: list[Allocation]
-    """The allocations alive at the peak."""
     made: list[Allocation]
-    """The allocations made in it."""
     lost: bool = False
     """True if the history is longer than the recorder keeps: its beginning, and perhaps its peak, are missing."""
     reserved_at_peak: int | None = None

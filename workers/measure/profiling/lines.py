@@ -57,7 +57,6 @@ class Use:
     place: Place | None
     """None: the time outside of the user's own code."""
     code: str = ""
-    """The text of the line."""
     self_ms: float = 0.0
     margin_ms: float | None = None
     """By how much `self_ms` may be wrong, since it is from samples (95 %)."""
