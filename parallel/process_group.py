@@ -600,17 +600,16 @@ def _is_stopped(pid: int) -> bool:
     return state in "Tt"
 
 
+def processes(proc: Path = Path("/proc")) -> Iterator[tuple[int, list[str]]]:
+    """Yield the id of each process, with the fields of its `stat` behind its name, which may hold anything."""
+    for path in proc.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            yield int(path.parent.name), path.read_text(errors="replace").rpartition(")")[2].split()
+
+
 def children_of(parent: int) -> list[int]:
     """Return the process ids of a process's children, including zombies."""
-    children = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        if int(fields[1]) == parent:
-            children.append(int(status.parent.name))
-    return children
+    return [pid for pid, fields in processes() if int(fields[1]) == parent]
 
 
 def shared_memory_of(pid: int) -> set[Path]:

@@ -18,6 +18,7 @@ import torch
 
 from kernels.clock import ended_ns, now_s, processor_ns
 from kernels.versions import why_not_hopper
+from parallel.process_group import processes
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
 from workers.measure.ceilings import Rate
@@ -387,20 +388,11 @@ def family_times(ancestor: int, proc: Path = Path("/proc")) -> dict[int, int]:
 
     The time of an ended process counts for the process that waited for it.
     """
-    parents: dict[int, int] = {}
-    times: dict[int, int] = {}
-    for path in proc.glob("[0-9]*/stat"):
-        try:
-            # The command's name, in brackets, may hold anything.
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:  # the process has just ended
-            continue
-        pid = int(path.parent.name)
-        parents[pid] = int(fields[1])
-        times[pid] = sum(int(value) for value in fields[11:15])
     children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
+    times: dict[int, int] = {}
+    for pid, fields in processes(proc):
+        children.setdefault(int(fields[1]), []).append(pid)
+        times[pid] = sum(int(value) for value in fields[11:15])
     pending, family_ticks = [ancestor], {}
     while pending:
         pid = pending.pop()
