@@ -18,6 +18,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from kernels.device_clock import Workload, nothing
 from kernels.device_events import synchronize
 from workers.measure.memory import short_message
+from workers.measure.spans import merged
 
 STEPS = 2
 DEVICE_GAP_US = 1.0
@@ -83,9 +84,4 @@ def device_work(run: Workload) -> list[Span]:
 
 def covered_ns(spans: Iterable[Span]) -> int:
     """Return the length of the union of spans: time in which several kernels run at once counts once."""
-    total, reached = 0, 0
-    for span in sorted(spans):
-        if span.end_ns > reached:
-            total += span.end_ns - max(span.begin_ns, reached)
-            reached = span.end_ns
-    return total
+    return sum(end - begin for begin, end in merged((span.begin_ns, span.end_ns) for span in spans))

@@ -88,7 +88,7 @@ def record_overlap(
     overlaps = [overlap_of(spans, ranges[name]) for name in steps]
     recorded = attribution.work
     if not on_gpu:
-        recorded += [one for name in steps for one in gloo_work(events, name, ranges[name], attribution.phase_at)]
+        recorded += [one for name in steps for one in gloo_work(collectives, name, ranges[name], attribution.phase_at)]
     if on_gpu:
         parts = [(one, stretches(Recording(host, device), one)) for one in attribution.windows]
     else:
@@ -114,16 +114,14 @@ def cpu_stretches(step: Interval, overlap: StepOverlap, loading: Iterable[Span])
 
 
 def gloo_work(
-    events: Iterable[Any], step: str, within: Span, phase_at: Callable[[int], Interval | None]
+    collectives: Iterable[tuple[str, Span]], step: str, within: Span, phase_at: Callable[[int], Interval | None]
 ) -> Iterator[RecordedWork]:
     """Yield gloo's operations in a step, which run beside the operators, each in the phase in which it was issued."""
     number = int(step.rpartition("_")[2])
-    for event in events:
-        if event.is_async() and event.name().startswith(GLOO) and within[0] <= event.start_ns() < within[1]:
-            begin, length = event.start_ns(), event.duration_ns()
+    for name, (begin, end) in collectives:
+        if within[0] <= begin < within[1]:
             phase = phase_at(begin)
-            name = "" if phase is None else phase.name
-            yield RecordedWork(event.name(), "operator", begin, begin + length, length, number, name)
+            yield RecordedWork(name, "operator", begin, end, end - begin, number, "" if phase is None else phase.name)
 
 
 def gloo_spans(events: Iterable[Any]) -> Iterator[tuple[str, Span]]:
