@@ -64,7 +64,8 @@ EQUAL = 1e-5
 
 
 UNLIKE = 1.5
-"""By what factor one process that tried a change must be faster to be told."""
+"""By what factor one process that tried a change must be faster to be told, or slower than was predicted to doubt
+that."""
 AGAIN = "measure again on an idle host"
 MOST_APART = 0.2
 """How far an end of the median's interval, or of few processes the farthest one, may be from the median."""
@@ -279,7 +280,9 @@ def _causes(
     measured |= {one.cause: one.ratio * total for one in results if one.removes and one.ratio is not None and one.sure}
     not_sure = {one.cause for one in results if one.removes and one.high is not None and one.high >= 1}
     # One process without the cause tells too little of the step, but enough to doubt what the profile saw.
-    doubted = {one.cause for one in results if one.removes and not one.sure and (one.ratio or 0.0) >= 1 - GAIN}
+    most = {one: min((1 - GAIN) * total, UNLIKE * (total - lost_ms)) for one, lost_ms in of_cause.items()}
+    once = [(one.cause, one.ratio * total) for one in results if one.removes and one.ratio and not one.sure]
+    doubted = {cause for cause, ms in once if ms >= most.get(cause, total)}
     vain = _in_vain(results)
     cures: dict[str, float] = {}
     for one in results:

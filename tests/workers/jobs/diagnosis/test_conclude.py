@@ -278,8 +278,8 @@ def test_no_bound_contradicts_a_time_that_was_measured() -> None:
     once = {"cause": "input", "removes": True, "low": None, "high": None, "sure": False}
     cure = result("loader_workers", "better", 0.6, cause="input", step_ms=60.0)
 
-    def bound(*results: Result, **known: bool) -> tuple[Any, str]:
-        rows = conclude._causes(SEEN, results, 100.0, **known)
+    def bound(*results: Result, seen: Any = SEEN, **known: bool) -> tuple[Any, str]:
+        rows = conclude._causes(seen, results, 100.0, **known)
         (row,) = (row for row in rows if row[1] == "input")
         return row[5], conclude._columns([row], results)[1].split("%")[1].strip()
 
@@ -287,6 +287,9 @@ def test_no_bound_contradicts_a_time_that_was_measured() -> None:
     assert bound(cure) == (60.0, "at most 60 ms")
     assert bound(result("no_input", "inconclusive", 0.5, **once)) == (90.0, "about 90 ms"), "the profile's share"
     assert bound(result("no_input", "inconclusive", 1.08, **once)) == (None, "not certain")
+    much = [{**SEEN[0], "lost_ms": 70.0}, {**SEEN[1], "lost_ms": 30.0}]
+    assert bound(result("no_input", "inconclusive", 0.4, **once), seen=much) == (30.0, "about 30 ms")
+    assert bound(result("no_input", "inconclusive", 0.6, **once), seen=much) == (None, "not certain"), "not 30, for one"
     assert bound(rough=True) == (None, "not certain")
     assert bound(cure, rough=True) == (60.0, "at most 60 ms")
     assert bound(result("no_input", "inconclusive", 0.5, **once), agree=False) == (None, "not certain")
