@@ -168,25 +168,24 @@ def _of_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def of_comparison(compared: Mapping[str, Any], outcome: str | None, sentence: str, exit_code: int) -> Brief:
-    """Return the document of a comparison as `GET /compare` answers it: the headline metric's ratio with its interval,
-    if it is one case, and the rows of that metric in each case, then of those that differ. `outcome`: that of the gate;
-    None without one: the conclusion."""
+    """Return the document of a comparison as `GET /compare` answers it: the ratio of what was tested with its interval,
+    if that is one row, and the rows of the headline and of what else was tested, then of those that differ. `outcome`:
+    that of the gate; None without one: the conclusion."""
     names = [column["name"] for column in compared["columns"]]
     of_metrics = "metric" in names
-    rows = [row for row in compared["rows"] if not of_metrics or row["metric"] == compared["headline"]]
+    every, headline = compared["rows"], compared["headline"]
+    tested = [not of_metrics or row["metric"] == headline or row["p_adjusted"] is not None for row in every]
+    rows = [row for row, is_tested in zip(every, tested, strict=True) if is_tested]
     kept = [*names[: names.index("metric")], *HEADLINE] if of_metrics else names
-    differing = [
-        row
-        for row in (compared["rows"] if of_metrics else ())
-        if row["metric"] != compared["headline"] and row["finding"] in DIFFERENT
-    ]
+    others = (row for row, is_tested in zip(every, tested, strict=True) if not is_tested)
+    differing = [row for row in others if row["finding"] in DIFFERENT]
     only = rows[0] if of_metrics and len(rows) == 1 else {}
     jobs = {side: compared[side]["jobs"] for side in ("baseline", "candidate")}
     is_one = compared["baseline"]["kind"] == "compare" and jobs["baseline"] == jobs["candidate"]
     job = jobs["baseline"][0] if is_one else None
     facts = {
         "conclusion": compared["conclusion"],
-        "metric": compared["headline"],
+        "metric": headline,
         "ratio": only.get("ratio"),
         "ratio_low": only.get("ratio_low"),
         "ratio_high": only.get("ratio_high"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.brief import MOST_LINES, Brief
+from app.cli.brief import HEADLINE, MOST_LINES, Brief, of_comparison
 from app.store.records import UnitRecord
 from flopwatch import Flopwatch
 from tests.app.conftest import TINY
@@ -30,6 +30,22 @@ def read(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         document.setdefault(key, []).append(value)
     assert document["exit_code"] == [str(done.returncode)]
     return {key: values[0] if len(values) == 1 else values for key, values in document.items()}
+
+
+def test_a_comparison_shows_all_that_was_tested() -> None:
+    copies = {"metric": "copy_ms", "finding": "no_difference", "p_adjusted": 0.6, "ratio": 1.0}
+    tested = [copies, {**copies, "metric": "product_ms", "ratio": 1.01}]
+    others = [{**copies, "metric": name, "finding": "differs", "p_adjusted": None} for name in ("x_ms", "y_ms")]
+    side = {"kind": "ceiling", "jobs": [1]}
+    compared = {
+        "columns": [{"name": name} for name in ("metric", *HEADLINE[1:])],
+        "rows": [dict.fromkeys(HEADLINE) | row for row in (*others, *tested)],
+        "headline": "copy_ms",
+    }
+    facts = {"conclusion": "worse", "alternated": True, "agreement": None, "notes": []}
+    document = of_comparison({**compared, **facts, "baseline": side, "candidate": side}, None, "worse", 0)
+    assert [row["metric"] for row in document.row] == ["copy_ms", "product_ms", "x_ms", "y_ms"]
+    assert document.facts["ratio"] is None, "it would be that of copies alone"
 
 
 Turns = Callable[..., int]
