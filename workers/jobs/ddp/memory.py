@@ -1,6 +1,7 @@
 """The memory of one rank at certain moments of a step."""
 
 import gc
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 
 from parallel.sharded_gradient import ShardedPart
 from workers.jobs.ddp.strategies import Trained
+from workers.measure.allocations.categories import tensors_in
 from workers.measure.memory import MIB, CudaMemory, MemoryMeter
 
 
@@ -47,9 +49,12 @@ class MemoryMarks:
     def step_ends(self) -> None:
         if self._memory.parameters_mib is None:  # no phase is called so
             self._before()
+            if self._trained.own is not None:  # it may have updated already, and freed its gradients
+                self._memory.gradients_mib = self._memory.gradients_mib or None
+                self._memory.before_optimizer_mib = self._memory.before_optimizer_peak_mib = None
         if not self._trained.optimizers:
             return
-        self._memory.optimizer_state_mib = sum(map(state_bytes, self._trained.optimizers)) / MIB
+        self._memory.optimizer_state_mib = state_bytes(self._trained.optimizers) / MIB
         self._memory.after_optimizer_mib, self._memory.after_optimizer_peak_mib = self._now()
 
     def _before(self) -> None:
@@ -95,7 +100,8 @@ def local_bytes(tensor: Any) -> int:
     return int(tensor.nbytes) if isinstance(tensor, Tensor) else 0
 
 
-def state_bytes(optimizer: Optimizer) -> int:
-    """Return the bytes of an optimizer's state on this rank."""
-    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer has this rank's optimizer inside
-    return sum(local_bytes(value) for values in state.values() for value in values.values())
+def state_bytes(optimizers: Iterable[Optimizer]) -> int:
+    """Return the bytes of the state of optimizers on this rank. Those that wrap others may have the others' state."""
+    # ZeroRedundancyOptimizer has this rank's optimizer inside.
+    found = [one for optimizer in optimizers for one in tensors_in(getattr(optimizer, "optim", optimizer).state)]
+    return sum(map(local_bytes, {id(one): one for one in found}.values()))

@@ -139,7 +139,7 @@ class ParityCheck:
         if not (self._context.on_gpu and isinstance(trained.wrapped, parallel.FullyShardedDataParallel)):
             return None
         mine = sum(map(local_bytes, trained.wrapped.parameters()))
-        mine += 0 if trained.optimizer is None else state_bytes(trained.optimizer)
+        mine += state_bytes(trained.optimizers)
         units = [sum(one.memory.numel() * one.memory.itemsize for one in unit.held) for unit in trained.wrapped.units]
         whole = max(units, default=0)
         least = self._peak - 4 * whole + (self._context.rank.world_size - 1) * mine

@@ -340,6 +340,8 @@ def add_memory(
             why_not = "a CUDA graph makes and frees gradients within its own memory"
         if spec.backend == "gloo" and "memory" in metric and spec.mode == "train_step":
             why_not = "it fitted into memory that the process held before"
+        if spec.step_code is not None and metric in ("gradients_mib", "memory_before_optimizer_mib"):
+            why_not = 'the step has no phase "optimizer" (flopwatch.phase), before which it would be read'
         values.set(metric, None, [max(amounts)] if amounts else None, why_not)
 
 

@@ -74,7 +74,7 @@ def owners_of(
     add(owners, device, "parameter", named)
     add(owners, device, "gradient", ((name, one.grad) for name, one in named if one.grad is not None))
     add(owners, device, "optimizer_state", _state(named, optimizers, scaler))
-    of_objects = ((type(one).__name__, tensor) for one in states for tensor in _tensors_in(vars(one)))
+    of_objects = ((type(one).__name__, tensor) for one in states for tensor in tensors_in(vars(one)))
     add(owners, device, "optimizer_state", of_objects)
     add(owners, device, "input", (("batch", one) for one in inputs))
     add(owners, device, "input", model.named_buffers())
@@ -100,7 +100,7 @@ def _state(
     """Yield the tensors that live from one optimizer step to the next."""
     for optimizer in optimizers:
         for name, parameter in named:
-            yield from ((name, value) for value in _tensors_in(optimizer.state.get(parameter, {})))
+            yield from ((name, value) for value in tensors_in(optimizer.state.get(parameter, {})))
         for group in optimizer.param_groups:
             yield from (("learning rate", value) for value in group.values() if isinstance(value, Tensor))
     for attribute in ("_scale", "_growth_tracker"):
@@ -109,7 +109,7 @@ def _state(
             yield "gradient scale", value
 
 
-def _tensors_in(value: object) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
     """Yield the tensors in containers, of which one may hold itself."""
     waiting, seen = [value], set[int]()
     while waiting:

@@ -82,15 +82,25 @@ def make_step(device, late):
     return step
 
 
+class Lookahead(torch.optim.Optimizer):
+    """It has the state of the optimizer that it wraps, and in this a tensor of its own."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.state, self.step = inner.state, inner.step
+        self.state["slow"] = torch.zeros(4)
+
+
 def make_uneven_step(device):
     """Every third step takes eight times as long, for as many tokens; nothing holds the parameters but optimizers."""
     weights = [torch.randn(8, 4, requires_grad=True), torch.randn(4, requires_grad=True)]
-    optimizers, calls = [torch.optim.AdamW([weight]) for weight in weights], itertools.count()
+    optimizers, calls = [Lookahead(torch.optim.AdamW([weight])) for weight in weights], itertools.count()
 
     def step():
         (torch.randn(2, 8) @ weights[0] * weights[1]).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
+            optimizer.zero_grad()
         with flopwatch.phase("communication"):
             time.sleep(2e-3)
         if heavy := next(calls) % 3 == 2:

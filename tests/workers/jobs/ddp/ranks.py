@@ -156,7 +156,7 @@ def record_optimizers(patch: pytest.MonkeyPatch) -> dict[str, Any]:
         turn = measure_steps(context, trained, *others, **options)
         if (optimizer := trained.optimizer) is not None:
             shapes = [tuple(one.shape) for group in optimizer.param_groups for one in group["params"]]
-            recorded[trained.strategy] = (type(optimizer).__name__, shapes, state_bytes(optimizer))
+            recorded[trained.strategy] = (type(optimizer).__name__, shapes, state_bytes([optimizer]))
         return turn
 
     patch.setattr(rank_module, "measure_steps", measure)
