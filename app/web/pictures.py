@@ -179,9 +179,9 @@ async def of_sweep(
     def make() -> Response:
         sweep, whose = services.reading.sweep(sweep_id), f"Sweep {sweep_id}"
         plot = _named(drawn_panel(services, query.of(sweep=sweep_id)), name, whose)
-        jobs, _ = members.page(services.database, sweep, members.MemberQuery(), limit=MOST_POINTS)
+        jobs, number = members.page(services.database, sweep, members.MemberQuery(), limit=MOST_POINTS)
         base = ", ".join(f"{one.field}={value_text(one.value)}" for one in facts.differences(sweep["base"]))
-        words = [f"{whose} ({sweep['base'].get('kind')}), {_jobs([job['id'] for job in jobs])}", base]
+        words = [f"{whose} ({sweep['base'].get('kind')}), {_jobs([job['id'] for job in jobs], number)}", base]
         return _answer(request, query, plot, _caption(words, jobs), f"sweep-{sweep_id}")
 
     query.check(name)
@@ -341,7 +341,9 @@ def _caption(words: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(filter(None, [*words, *named, *doubts, *states])) + "."
 
 
-def _jobs(ids: Sequence[int]) -> str:
+def _jobs(ids: Sequence[int], number: int) -> str:
+    if len(ids) < number:
+        return f"{number} jobs (what follows is of the first {len(ids)})"
     if len(ids) > MOST_JOBS:
         return f"{len(ids)} jobs, {ids[0]} to {ids[-1]}"
     return f"job{'s' if len(ids) != 1 else ''} {', '.join(map(str, ids)) or 'none'}"

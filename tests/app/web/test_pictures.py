@@ -40,7 +40,7 @@ def lines(figure: dict[str, Any]) -> dict[str, list[Any]]:
     return {trace["name"]: trace["y"] for trace in figure["data"]}
 
 
-def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any) -> None:
+def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = get(swept, "/sweeps/1/plots").json()["data"]
     assert [(plot["name"], plot["title"]) for plot in listed] == [
         ("chart", "Step (ms) along context length"),
@@ -50,6 +50,9 @@ def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any) -> None:
     assert lines(figure) == {"fp32": [32, 64], "bf16": [16, 32, 64], "oom": [0.97]}
     assert figure["title"] == "Step (ms) along context length"
     assert figure["caption"].startswith("Sweep 1 (benchmark), jobs 1, 2, 3, 4, 5, 6; model.size=tiny")
+    monkeypatch.setattr("app.web.pictures.MOST_POINTS", 2)
+    cut = get(swept, "/sweeps/1/plots/chart").json()["caption"]
+    assert cut.startswith("Sweep 1 (benchmark), 6 jobs (what follows is of the first 2); model.size=tiny")
     assert "var(" not in json.dumps(figure), "a client has no style sheet"
     assert figure["data"][0]["line"]["color"] == "#1d5fa8"
 
