@@ -1,5 +1,33 @@
 """The tree of all errors that the service raises; each has a problem type and an HTTP status (RFC 9457).
 
+    FlopwatchError
+    ├── InvalidRequest             422  a field is wrong; `errors` point at it
+    │   └── IdempotencyMismatch    422  the same Idempotency-Key came with another body
+    ├── Unauthorized               401
+    ├── InsufficientScope          403  the token's scope does not allow it; `extensions` name the one that would
+    ├── CrossSiteRequest           403  another site's page made a browser send it
+    ├── NotFound                   404
+    ├── Conflict                   409  the job's state does not allow it
+    │   ├── KeyTaken               409  another job with its unique_key is queued or running
+    │   ├── InBaseline             409  a baseline needs the job
+    │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
+    ├── Gone                       410  it was deleted; `extensions` name it
+    ├── BodyTooLarge               413
+    ├── UnsupportedMediaType       415
+    ├── MisdirectedRequest         421  its Host header names no host of this server
+    ├── TooManyRequests            429  more requests than FLOPWATCH_REQUESTS_PER_MINUTE; try again
+    │   └── QueueFull              429  its submitter has FLOPWATCH_MAX_QUEUED_JOBS queued jobs
+    ├── DatabaseBusy               503  locked for longer than the timeout; try again
+    ├── DiskFull                   507  reads still work
+    ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
+    │   └── StoreUnreachable       503  the object store does not answer, or refuses; try again
+    ├── DatabaseGone               503  the database's file was removed or replaced, or its server does not answer
+    ├── Damaged                    500  a stored file is not what was stored
+    ├── DatabaseFailed             500  the database's driver raised an error that has no better name
+    └── CannotRunHere              500  this host, database or folder cannot be used; raised at start
+        ├── DatabaseNewer               written by a newer Flopwatch
+        └── NetworkFileSystem           SQLite's locks do not hold there
+
 A job that fails raises no exception in the service: its `error` is a value, a problem that `job_problem` builds.
 """
 

@@ -27,6 +27,17 @@ def families(kind: type[FlopwatchError]) -> set[str]:
     return {kind.code}.union(*(families(one) for one in kind.__subclasses__() if one.__module__ == errors.__name__))
 
 
+def drawn(kind: type[FlopwatchError], depth: int = 0) -> list[tuple[int, str, str]]:
+    below = (one for one in kind.__subclasses__() if one.__module__ == errors.__name__)
+    return sum((drawn(one, depth + 1) for one in below), [(depth, kind.__name__, str(kind.status))])
+
+
+def test_the_tree_is_drawn_first() -> None:
+    lines = re.findall(r"^    (\W*)(\w+)(?: +(\d+))?.*$", str(errors.__doc__), re.MULTILINE)
+    tree = [(len(before) // 4, name, status or "500") for before, name, status in lines]
+    assert tree == drawn(FlopwatchError)
+
+
 def test_every_code_has_a_row() -> None:
     of_jobs, of_workers, of_requests = re.split("## Of (?:workers|requests)", PAGE)
     assert sorted(codes(of_workers)) == sorted(get_args(UnfitCode))
