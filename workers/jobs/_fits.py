@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from app.specs.estimate import EstimateSpec, MeshSpec
+from flopwatch.text.numbers import number
 from workers.measure.table import Column, Scalar
 from workers.model.accounting import Attention, Shape, StepMemory
 from workers.model.step_memory import PARTS, Choices, Moment, Sharing, bytes_of, moments
@@ -81,7 +82,7 @@ class Question:
 
     def fewest_shards(self, strategy: str) -> int | None:
         """Return the fewest devices along the fsdp axis with which it fits; None if no number of them suffices."""
-        return smallest(lambda number: replace(self, fsdp=number).fits(strategy))
+        return smallest(lambda fsdp: replace(self, fsdp=fsdp).fits(strategy))
 
     def fewest(self, strategy: str, splits: Sequence[int]) -> Mesh | None:
         """Return the mesh of the fewest devices with which it fits, as `fewest_devices` does."""
@@ -92,15 +93,14 @@ class Question:
     def fewer(self, fits: Sequence[Fit], splits: Sequence[int]) -> str | None:
         """Say which one change needs the fewest devices, several but fewer than the step as it is; None if none
         does."""
-        least: dict[str, int] = {}
+        least = min((fit.fewest.devices for fit in fits if fit.fewest is not None), default=MOST_DEVICES)
+        best: str | None = None
         for name, other in self.savers():
-            found = [mesh.devices for fit in fits if (mesh := other.fewest(fit.strategy, splits)) is not None]
-            least[name] = min(found, default=MOST_DEVICES)
-        now = min((fit.fewest.devices for fit in fits if fit.fewest is not None), default=MOST_DEVICES)
-        best = min(least, key=lambda name: least[name], default=None)
-        if best is None or not 1 < least[best] < now:  # with one device, it is in `helps`
-            return None
-        return f"{least[best]} suffice with {best}"
+            for fit in fits:
+                mesh = other.fewest(fit.strategy, splits)
+                if mesh is not None and mesh.devices < least:
+                    least, best = mesh.devices, f"{mesh.devices} suffice with {name}, {mesh.text(fit.strategy)}"
+        return best if least > 1 else None  # with one device, it is in `helps`
 
     def helps(self, strategy: str) -> str | None:
         """Say what would make it fit; None if it fits."""
@@ -189,6 +189,10 @@ class Mesh(NamedTuple):
     def devices(self) -> int:
         return self.fsdp * self.tensor
 
+    def text(self, strategy: str) -> str:
+        axes = (f"mesh.{axis}={length}" for axis, length in self._asdict().items() if length > 1)
+        return f"with {strategy} ({' '.join(axes)})"
+
 
 def fewest_devices(strategy: str, splits: Sequence[int], suffices: Callable[[int, int], bool]) -> Mesh | None:
     """Return the mesh of the fewest devices that suffices for a strategy; None if none does. `splits`: the lengths that
@@ -201,7 +205,7 @@ def fewest_devices(strategy: str, splits: Sequence[int], suffices: Callable[[int
         if strategy in ("none", "data", "tensor"):
             fsdp = 1 if suffices(1, tensor) else None
         else:
-            fsdp = smallest(lambda number, tensor=tensor: suffices(number, tensor))  # type: ignore[misc]
+            fsdp = smallest(lambda fsdp, tensor=tensor: suffices(fsdp, tensor))  # type: ignore[misc]
         if fsdp is not None and (best is None or fsdp * tensor < best.devices):
             best = Mesh(fsdp, tensor)
     return best
@@ -218,7 +222,7 @@ def split_sizes(spec: EstimateSpec) -> dict[str, int]:
 def splits_of(spec: EstimateSpec) -> list[int]:
     """Return the lengths of the tensor axis that divide the model evenly."""
     common = math.gcd(*split_sizes(spec).values())
-    return [number for number in range(1, min(common, MOST_TENSOR) + 1) if common % number == 0]
+    return [split for split in range(1, min(common, MOST_TENSOR) + 1) if common % split == 0]
 
 
 CLOSE = 0.1
@@ -234,7 +238,7 @@ def close(size: int, limit: int) -> str | None:
 
 def gib(size: float) -> str:
     """Write bytes for people."""
-    return f"{size / GIB:.4g} GiB"
+    return f"{number(size / GIB)} GiB"
 
 
 def question_of(spec: EstimateSpec, shape: Shape, step: StepMemory) -> Question:
@@ -308,8 +312,8 @@ def step_text(spec: EstimateSpec) -> str:
 
 
 def answer(spec: EstimateSpec, fits: Sequence[Fit], fewer: str | None, *, on_gpu: bool) -> list[str]:
-    """Return sentences that answer: does it fit, how many devices does it take, and what would make it fit? `fewer`: as
-    `Question.fewer` says it."""
+    """Return sentences that answer: does it fit, how many devices does it take (`fewer`: `Question.fewer`), and what
+    would make it fit?"""
     known = [fit for fit in fits if fit.fits is not None]
     what = f"{spec.label()}, {spec.batch_size} × {spec.context_length} tokens, {step_text(spec)}"
     size = size_text(spec, on_gpu=on_gpu)
@@ -331,8 +335,7 @@ def answer(spec: EstimateSpec, fits: Sequence[Fit], fewer: str | None, *, on_gpu
     able = [(fit.fewest, fit.strategy) for fit in fits if fit.fewest is not None]
     if able:
         mesh, strategy = min(able, key=lambda one: one[0].devices)
-        axes = [f"mesh.{axis}={number}" for axis, number in mesh._asdict().items() if number > 1]
-        enough = f"Fewest devices: {mesh.devices}, with {strategy} ({' '.join(axes)}){f'; {fewer}' if fewer else ''}."
+        enough = f"Fewest devices: {mesh.devices}, {mesh.text(strategy)}{f'; {fewer}' if fewer else ''}."
         lines.append("One device suffices." if mesh.devices == 1 else enough)
     else:
         lines.append(f"As it is, no number of devices suffices{f'; {fewer}' if fewer else ''}.")
