@@ -84,7 +84,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
     validity = job["validity"] or {}
     unjudged = not_judged(validity)
     checks = [check for check in validity.get("checks") or () if check.get("name") == GROWTH and check.get("ok")]
-    passed = [f"passed: {GROWTH}: {check['detail']}" for check in checks]
+    passed = dict.fromkeys(f"passed: {GROWTH}: {check['detail']}" for check in checks)
     for line in [*doubts(validity), *([f"not judged: {unjudged}"] if unjudged else []), *notes(validity), *passed]:
         echo_line(f"    {line}")
     if job["error"] is not None:

@@ -178,9 +178,9 @@ def _doubts(connection: Connection, jobs: Sequence[int | None]) -> dict[int | No
     doubts: dict[int | None, str] = {}
     for job, validity in connection.execute(select(_job.id, _job.validity).where(_job.id.in_(filter(None, jobs)))):
         checks = [check for check in (validity or {}).get("checks", ()) if not check["ok"]]
-        failed = [one for one in checks if one["name"] in DOUBTS or one["severity"] in ("invalid", "wrong")]
+        failed = [one for one in checks if one["name"] in DOUBTS or one.get("severity") in ("invalid", "wrong")]
         if failed:
-            said = "; ".join(one["detail"] for one in failed)
+            said = "; ".join(dict.fromkeys(one["detail"] for one in failed))  # replicates say the same
             doubts[job] = f"Job {job} may need more memory than it measured: {said}."
     return doubts
 

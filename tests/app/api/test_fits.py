@@ -118,7 +118,7 @@ def test_an_estimate_is_exact_without_a_step(site: Any) -> None:
 def test_the_answer_carries_a_doubt_about_memory_only(fresh_site: Any, measured: Any, check: str, tells: bool) -> None:
     failed = {"name": check, "ok": False, "detail": "another step needs more", "severity": "suspect"}
     sweep = submit(fresh_site)
-    finish(fresh_site, measured, {"tiny": 5000}, validity={"verdict": "suspect", "checks": [failed]})
+    finish(fresh_site, measured, {"tiny": 5000}, validity={"verdict": "suspect", "checks": [failed, failed]})
     (search,) = sweep_of(fresh_site, sweep)["searches"]
     doubt = f" Job {search['largest_job']} may need more memory than it measured: another step needs more."
     assert search["reason"] == "Every value up to 1000 that was tried fits." + doubt * tells
