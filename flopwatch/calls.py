@@ -19,9 +19,13 @@ SIZES = ["vocab_size", "context_length", "d_model", "num_layers", "num_heads", "
 
 def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | None) -> str | None:
     """Return a sentence for people if a job cannot call the function `name` of a file; None if it can, or if the text
-    does not tell. `option` is how it is used, "step", "implementation" or "model", which passes unless it begins with
-    `device`, as a step does; others pass, and so do implementations without arguments, since operations have inputs of
-    their own. `arguments`: the names that the job passes; None: nobody knows."""
+    does not tell.
+
+    Args:
+        option: how it is used: "step", "implementation" or "model"; others pass. So do implementations without
+            arguments, since operations have inputs of their own, and models that do not begin with `device`, as a step.
+        arguments: the names of the arguments that the job passes; None: nobody knows.
+    """
     found = [node for node in ast.parse(source).body if _binds(node, name)]
     if len(found) != 1 or not isinstance(node := found[0], Function | ast.ClassDef) or node.decorator_list:
         return None

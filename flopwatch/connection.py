@@ -264,7 +264,12 @@ class Connection:
         timeout_s: float | None = None,
     ) -> httpx.Response:
         """Send one request to any route, with JSON (`body`) or bytes (`content`); `timeout_s` is the longest silence of
-        the server, by default the connection's. Raises Refused for a problem, and Unreachable if no server answers."""
+        the server, by default the connection's.
+
+        Raises:
+            Refused: the server answered with a problem.
+            Unreachable: no server answers.
+        """
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
         timeout = _timeout(timeout_s or self._timeout_s)
         options = {"params": chosen, "json": body, "content": content, "headers": headers, "timeout": timeout}
@@ -308,8 +313,13 @@ class Connection:
 
     def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event | None]:
         """Yield a route's events from the first to the last, and None for each sign of life between them; after a lost
-        connection, resume where it stopped. Raises WaitTimeout, which names the source by `what`, after `timeout_s`;
-        noticed when the server next sends something."""
+        connection, resume where it stopped.
+
+        `what` names the source of the events, for the error.
+
+        Raises:
+            WaitTimeout: it was not done after `timeout_s` seconds; noticed when the server next sends something.
+        """
         deadline = deadline_of(timeout_s)
         last_id, failures = "0", 0
         while True:

@@ -22,10 +22,16 @@ MAX_NAME_BYTES, MAX_DEPTH = 255, 64
 
 
 def pack(folder: Path, file: Path) -> bytes:
-    """Pack a folder, with the file that is named in it as the archive's comment. What git tracks goes along, also in
-    submodules, with changes that are not committed; without git, all files but hidden ones and __pycache__; for a link
-    what it points to, if that is among them. Raises OSError, and ValueError with a sentence for people if the file is
-    not in the folder, or git does not track it, or the folder is too large."""
+    """Pack a folder, with the file that is named in it as the archive's comment.
+
+    These files go along: what git tracks, also in submodules, with changes that are not committed; without git, all
+    files but hidden ones and __pycache__. For a link goes what it points to, if that is among them.
+
+    Raises:
+        ValueError: the file is not in the folder, or git does not track it, or the folder is too large; a sentence for
+            people.
+        OSError: a file cannot be read.
+    """
     root = folder.resolve()
     if not root.is_dir():
         raise ValueError(f"--code {folder}: there is no such folder")

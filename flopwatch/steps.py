@@ -167,9 +167,14 @@ def why_not_run(returned: Any) -> str | None:
 
 
 def steps_of_a_second(step_ms: float) -> int:
-    """Return how many steps take about a second: a round number, from MEASURE_STEPS to MOST_STEPS. `step_ms` may be
-    infinite; if it is the time of the quickest step, which other load hardly changes, most processes of a case take
-    equally many. Where they do not, a comparison takes as many samples of each as the fewest has."""
+    """Return how many steps take about a second: a round number, from MEASURE_STEPS to MOST_STEPS.
+
+    If `step_ms` is the time of the quickest step, which other load hardly changes, most processes of a case take
+    equally many. Where they do not, a comparison takes as many samples of each as the fewest has.
+
+    Args:
+        step_ms: Time of a step in ms; may be infinite.
+    """
     wanted = min(float(MOST_STEPS), max(float(MEASURE_STEPS), 1e3 / step_ms if step_ms > 0 else math.inf))
     power = int(10 ** math.floor(math.log10(wanted)))
     return math.ceil(next(factor * power for factor in ROUND if factor * power >= wanted * (1 - 1e-9)))

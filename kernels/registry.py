@@ -74,13 +74,20 @@ class Registry:
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
 
     def names(self) -> tuple[str, ...]:
-        """Return all names, sorted, without importing the implementations. Raises DuplicateName: two entry points, or
-        an entry point and a built-in implementation, have one name."""
+        """Return all names, sorted, without importing the implementations.
+
+        Raises:
+            DuplicateName: two entry points, or an entry point and a built-in implementation, have one name.
+        """
         return tuple(sorted(self._entries))
 
     def load(self, name: str) -> Any:
-        """Import and return the object of this name. Raises UnknownName: no implementation has this name;
-        BrokenEntryPoint: importing it failed, or the object is not of the right kind."""
+        """Import and return the object of this name.
+
+        Raises:
+            UnknownName: no implementation has this name.
+            BrokenEntryPoint: importing it failed, or the object is not of the right kind.
+        """
         # Built-in ones first: reading every installed distribution's metadata takes tens of milliseconds.
         entry = self._built_in.get(name) or self._entries.get(name)
         if entry is None:
@@ -169,13 +176,21 @@ class Kernel:
     """Largest deviation of the slope in half precision, if rounding has a bias here; see kernels/tolerance.py."""
 
     def moved(self, inputs: int, output: int) -> tuple[int, int]:
-        """Return how much each pass has to read and write, in the unit of the sizes: forward, and backward. `inputs`:
-        size of all inputs together. `output`: size of the output."""
+        """Return how much each pass has to read and write, in the unit of the sizes: forward, and backward.
+
+        Args:
+            inputs: Size of all inputs together.
+            output: Size of the output.
+        """
         read_again = inputs if self.reads_inputs_backward else 0
         return inputs + output, read_again + output + inputs
 
     def implementation(self, name: str) -> Implementation:
-        """Return an implementation of this operation. Raises UnknownName: it has none of this name."""
+        """Return an implementation of this operation.
+
+        Raises:
+            UnknownName: it has none of this name.
+        """
         everywhere = dict.fromkeys(DEVICES, DTYPES)
         known = [Implementation("torch", self.plain, everywhere, of=self.name), *self.kernels]
         for one in known:

@@ -52,8 +52,14 @@ class Fit:
 
 
 def fit(times: Mapping[int, Sequence[float]], seed: int = 0) -> Fit:
-    """Fit latency and bandwidth by least squares of relative errors. `times`: seconds of the calls of each size in
-    bytes. Raises ValueError: fewer than LEAST_SIZES sizes, or a size or time that is not a positive number."""
+    """Fit latency and bandwidth by least squares of relative errors.
+
+    Args:
+        times: Seconds of the calls of each size in bytes.
+
+    Raises:
+        ValueError: fewer than LEAST_SIZES sizes, or a size or time that is not a positive number.
+    """
     if len(times) < LEAST_SIZES:
         raise ValueError(f"{len(times)} sizes: latency and bandwidth need {LEAST_SIZES} at least")
     for size, samples in times.items():
@@ -88,8 +94,12 @@ def line_through(times: Mapping[int, float]) -> Line:
 
 
 def exposed(line: Line, buckets: Sequence[float], backward_s: float) -> float:
-    """Return the seconds by which communication ends after the backward pass. `buckets`: bytes of each bucket, in the
-    order in which they are full. `backward_s`: time of the backward pass without communication."""
+    """Return the seconds by which communication ends after the backward pass.
+
+    Args:
+        buckets: Bytes of each bucket, in the order in which they are full.
+        backward_s: Time of the backward pass without communication.
+    """
     s_per_byte = backward_s / sum(buckets)
     ready = ended = 0.0
     for size in buckets:

@@ -71,8 +71,12 @@ def cuda_backend(group: dist.ProcessGroup, device: torch.device) -> str | None:
 
 
 def group_of(process_group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
-    """Return the process group, or for None the default one. Raises RuntimeError: it is not initialised; ValueError:
-    this rank is not in the group."""
+    """Return the process group, or for None the default one.
+
+    Raises:
+        RuntimeError: it is not initialised.
+        ValueError: this rank is not in the group.
+    """
     if not dist.is_initialized():
         raise RuntimeError("no process group is initialised: call torch.distributed.init_process_group on every rank")
     if process_group == dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
@@ -81,7 +85,11 @@ def group_of(process_group: dist.ProcessGroup | None = None) -> dist.ProcessGrou
 
 
 def check_dtype(option: str, dtype: torch.dtype | None) -> None:
-    """Check an option's value. Raises TypeError: it is neither None nor a floating-point dtype."""
+    """Check an option's value.
+
+    Raises:
+        TypeError: it is neither None nor a floating-point dtype.
+    """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"{option} must be a floating-point dtype, such as torch.bfloat16, not {dtype!r}")
 
@@ -239,8 +247,11 @@ def broadcast_module(
 
 
 def check_same_everywhere(what: str, value: object, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Check that a value's text is the same on all ranks, since ranks that differ would wait for each other. Raises
-    RuntimeError: it is not; raised on every rank, and names a rank whose value differs from the first rank's."""
+    """Check that a value's text is the same on all ranks, since ranks that differ would wait for each other.
+
+    Raises:
+        RuntimeError: it is not; raised on every rank, and names a rank whose value differs from the first rank's.
+    """
     digest = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], signed=True)
     everywhere = torch.empty(group.size(), dtype=torch.int64, device=device)
     start_all_gather(everywhere, torch.tensor([digest], device=device), group).wait()
@@ -306,9 +317,13 @@ class GradientUsage:
         order: int | None = None,
         again: bool = False,
     ) -> None:
-        """Start the exchange. `used`: whether this rank has a gradient of each parameter. `order`: a number of 31 bits
-        that must be the same on every rank, if any. `again`: whether this is the step's second exchange, which must be
-        so on every rank."""
+        """Start the exchange.
+
+        Args:
+            used: Whether this rank has a gradient of each parameter.
+            order: A number of 31 bits that must be the same on every rank, if any.
+            again: Whether this is the step's second exchange, which must be so on every rank.
+        """
         here = [True] * 8 + list(used)
         # Elsewhere nothing may be copied from the host, as by an assignment, which no CUDA graph can hold.
         if all(here):
@@ -423,8 +438,11 @@ class Timeline:
         return work, ended
 
     def intervals(self) -> list[Interval]:
-        """Return the operations in the order in which they were started. Raises RuntimeError: an operation has not
-        ended, since its caller has not waited for it."""
+        """Return the operations in the order in which they were started.
+
+        Raises:
+            RuntimeError: an operation has not ended, since its caller has not waited for it.
+        """
         if self._on_gpu:
             synchronize()
         until = now_s() + END_S

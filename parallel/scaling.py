@@ -46,9 +46,15 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Fraction]]] = {
 
 
 def evaluate(text: str, symbols: Mapping[str, float]) -> Fraction:
-    """Compute the value of a formula exactly. A float counts as the decimal number that it is written as. `text`:
-    numbers, symbols, + - * / **, parentheses, floor(…) and max(…, …). Raises ValueError: the text has something else in
-    it, or a symbol without a value; ZeroDivisionError: a divisor is 0."""
+    """Compute the value of a formula exactly. A float counts as the decimal number that it is written as.
+
+    Args:
+        text: Numbers, symbols, + - * / **, parentheses, floor(…) and max(…, …).
+
+    Raises:
+        ValueError: the text has something else in it, or a symbol without a value.
+        ZeroDivisionError: a divisor is 0.
+    """
 
     def value(node: ast.expr) -> Fraction:
         match node:

@@ -14,8 +14,10 @@ Batch = TypeVar("Batch")
 def in_step(batches: Iterable[Batch], process_group: dist.ProcessGroup | None = None) -> Iterator[Batch]:
     """Yield this rank's batches as long as every rank has one, so that no rank waits for another's gradients for ever.
 
-    Ranks compare before each batch. Over NCCL, the host then waits for the GPU; pass a gloo group to avoid that. Raises
-    RuntimeError: some ranks have no more batches and others have; raised on every rank.
+    Ranks compare before each batch. Over NCCL, the host then waits for the GPU; pass a gloo group to avoid that.
+
+    Raises:
+        RuntimeError: some ranks have no more batches and others have; raised on every rank.
     """
     group = group_of(process_group)
     device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")

@@ -49,7 +49,13 @@ def may_see_nothing(queries: int, keys: int, band: Band) -> bool:
 
 def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, any_width: bool = False) -> None:
     """Check that queries (…, heads, queries, head_dim), keys and values fit together, which torch would broadcast.
-    `any_width`: the head dimension of the values may be another one. Raises ValueError: they do not."""
+
+    Args:
+        any_width: The head dimension of the values may be another one.
+
+    Raises:
+        ValueError: they do not.
+    """
     if q.dim() < 2 or k.dim() != q.dim() or v.dim() != k.dim() or v.shape[:-1] != k.shape[:-1]:
         raise ValueError(
             "expected q, k and v with as many axes, k and v of one shape but for the head dimension, not "
@@ -72,8 +78,14 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, any_width
 def check_inputs(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, any_width: bool = False, with_heads: bool = False
 ) -> None:
-    """Check shapes as `check_shapes` does; and dtypes, which autocast may make one, and devices. `with_heads`: there
-    must be an axis of heads. Raises ValueError: they do not fit together."""
+    """Check shapes as `check_shapes` does; and dtypes, which autocast may make one, and devices.
+
+    Args:
+        with_heads: There must be an axis of heads.
+
+    Raises:
+        ValueError: they do not fit together.
+    """
     check_shapes(q, k, v, any_width=any_width)
     if with_heads and q.dim() != 4:
         raise ValueError(f"expected q, k and v (batch, heads, sequence, head_dim), not {tuple(q.shape)}")
@@ -89,7 +101,11 @@ def check_inputs(
 
 
 def check_options(scale: float | None, window: int | None, softcap: float | None) -> None:
-    """Check options of attention. Raises ValueError: one is out of its range."""
+    """Check options of attention.
+
+    Raises:
+        ValueError: one is out of its range.
+    """
     for name, value in (("scale", scale), ("softcap", softcap)):
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} must be a positive number, not {value}")
@@ -100,7 +116,10 @@ def check_options(scale: float | None, window: int | None, softcap: float | None
 @dataclass(frozen=True)
 class AttentionProblem:
     """A problem of attention. Fields are named as in specs; `features` has those that not every implementation takes.
-    Raises ValueError: the fields do not fit together."""
+
+    Raises:
+        ValueError: the fields do not fit together.
+    """
 
     num_heads: int = 1
     """Heads of the queries."""

@@ -16,8 +16,12 @@ FORMULA = "((b · heads + h) · rows + i) · columns + j"
 
 
 def offset(shape: Sequence[int], at: Sequence[int]) -> int:
-    """Return the number of the element at four indices, by `FORMULA`. Raises ValueError: not four sizes and four
-    indices; IndexError: an index is negative or too large."""
+    """Return the number of the element at four indices, by `FORMULA`.
+
+    Raises:
+        ValueError: not four sizes and four indices.
+        IndexError: an index is negative or too large.
+    """
     if len(shape) != 4 or len(at) != 4:
         raise ValueError(f"there must be four sizes and four indices, not {len(shape)} and {len(at)}")
     for size, index in zip(shape, at, strict=True):
@@ -28,9 +32,13 @@ def offset(shape: Sequence[int], at: Sequence[int]) -> int:
 
 
 def read(tensor: Tensor, at: Sequence[int]) -> float:
-    """Return the number at four indices of a contiguous float32 tensor on the CPU. Raises TypeError, ValueError:
-    another tensor, or not four axes and indices; IndexError: an index is negative or too large; BuildError: the first
-    call could not build the C++."""
+    """Return the number at four indices of a contiguous float32 tensor on the CPU.
+
+    Raises:
+        TypeError, ValueError: another tensor, or not four axes and indices.
+        IndexError: an index is negative or too large.
+        BuildError: the first call could not build the C++.
+    """
     found: float = library().read_element(*_place(tensor, at))
     return found
 

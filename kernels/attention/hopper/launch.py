@@ -17,8 +17,12 @@ def forward(
     *, plain: bool | None = None,
 ) -> bool:  # fmt: skip
     """Fill `out` and `logsumexp`; return False if the kernels do not support these inputs, which have been checked.
-    `bounds`: the `document_bounds`, if there are documents. `plain`: `is_causal` of a call without options, for which
-    `native` makes later calls of this kind; None: another call."""
+
+    Args:
+        bounds: The `document_bounds`, if there are documents.
+        plain: `is_causal` of a call without options, for which `native` makes later calls of this kind; None: another
+            call.
+    """
     if not rules.takes(scoring):
         return False
     bounded = Bounded.of(scoring, q.shape[2], k.shape[2], bounds is not None)

@@ -42,8 +42,12 @@ _differentiate_in_python: Callable[..., tuple[Tensor | None, ...]] | None = None
 
 def begin(differentiate: Callable[..., tuple[Tensor | None, ...]]) -> None:
     """Start to register calls with the library. The module that defines the torch operations must call this after it
-    has defined them, since the library implements them. `differentiate`: `differentiate(out_gradient, q, k, v, out,
-    logsumexp, is_causal, tf32, needed)` returns the gradients of q, k and v that are needed."""
+    has defined them, since the library implements them.
+
+    Args:
+        differentiate: `differentiate(out_gradient, q, k, v, out, logsumexp, is_causal, tf32, needed)` returns the
+            gradients of q, k and v that are needed.
+    """
     global _differentiate_in_python
     _differentiate_in_python = differentiate
 
@@ -67,7 +71,10 @@ def _library() -> Any | None:
 
 def load(file: Path) -> Any:
     """Import the library from its file, and pass it the Python functions for other gradients and for launch hooks.
-    Raises ImportError: the file does not fit this Python or this torch."""
+
+    Raises:
+        ImportError: the file does not fit this Python or this torch.
+    """
     loader = ExtensionFileLoader(LIBRARY.name, str(file))
     spec = spec_from_file_location(LIBRARY.name, file, loader=loader)
     assert spec is not None
@@ -88,7 +95,10 @@ def implement(library: Any, device: str) -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor | None:
     """Return the output (batch, heads, queries, head_dim), differentiable; None if such calls are not registered.
-    Raises RuntimeError: the CUDA driver refuses a launch; the message says why."""
+
+    Raises:
+        RuntimeError: the CUDA driver refuses a launch; the message says why.
+    """
     if _loaded is None or hooks_are_set():
         return None
     out: Tensor | None = _loaded.attend(q, k, v, is_causal)
@@ -104,10 +114,14 @@ def learn_backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool,
     numbers: int, is_deterministic: bool, launches: Sequence[tuple[Launch, Sequence[int]]],
 ) -> None:  # fmt: skip
-    """Register backward passes of this kind with the library, once Triton has compiled their kernels. `numbers`:
-    elements of the float32 buffer. `is_deterministic`: the kernels give the same bits in every run. `launches`:
-    launches, each with the indices of its tensors in the list q, k, v, the output's gradient, the buffer, dk, dv, dq,
-    the output and its log-sum-exp."""
+    """Register backward passes of this kind with the library, once Triton has compiled their kernels.
+
+    Args:
+        numbers: Elements of the float32 buffer.
+        is_deterministic: The kernels give the same bits in every run.
+        launches: Launches, each with the indices of its tensors in the list q, k, v, the output's gradient, the buffer,
+            dk, dv, dq, the output and its log-sum-exp.
+    """
     kind = out_gradient, q, k, v, out, logsumexp, is_causal, numbers, is_deterministic
     _teach(launches, lambda library, kernels: library.learn_backward(*kind, kernels))
 
