@@ -92,8 +92,8 @@ def metric_names(column: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def metric_of(column: str, unit: str | None) -> MetricProperties:
-    """Return the metric of a column (`step_ms`): the registered one, or one with the properties of its unit ("ms");
-    None: the unit at the end of the name."""
+    """Return the metric of a column (`step_ms`): the registered one, or one with the properties of its unit ("ms"), by
+    default that at the end of the name."""
     for name in metric_names(column):
         if name in METRICS:
             return METRICS[name]

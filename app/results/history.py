@@ -92,9 +92,9 @@ def history(
     device: str | None = None,
     limit: int = MAX_POINTS,
 ) -> History:
-    """Return the history of a metric, named as its column, of a case: on one device or all, the newest points at most.
-    Raises NotFound if there is no such case or job, or no finished job has measured it there, and InvalidRequest if
-    several cases match, or the case has no such metric."""
+    """Return the history of a metric, named as its column, of a case: on one device or all, its newest points. Raises
+    NotFound if there is no such case or job, or no finished job has measured it there, and InvalidRequest if several
+    cases match, or the case has no such metric."""
     with database.read() as snapshot:
         key, coordinates = _the_case(snapshot, choice)
         known = {column_name(*pair): pair for pair in stored.metrics(snapshot, key)}

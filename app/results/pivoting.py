@@ -180,7 +180,7 @@ def local_table(
 ) -> Sheet:
     """Return the table of one job that is in no database, with the reasons for missing numbers (`Sheet.missing`). One
     process ran all its units, as `flopwatch run` does, and the note on the cells says so. `measurements` are as on the
-    wire (Measurement.to_wire), each with "validity", its case's verdict, and in a comparison "side"."""
+    wire (Measurement.to_wire); each may have "validity", its case's verdict, and in a comparison "side"."""
     job = FinishedJob(0, spec.kind, "succeeded", spec.model_dump(mode="json"))
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
     rows = [SimpleNamespace(**{**optional, **row, **_median_of(row), "job_id": job.id}) for row in measurements]

@@ -38,8 +38,8 @@ class TablePart:
 
 
 def table_parts(snapshot: Snapshot, job_id: int, attempt: int | None = None) -> tuple[str, list[TablePart]]:
-    """Return the job's kind, and the parts that an attempt's units reported, by name and unit; None: the last attempt
-    that recorded results. Raises NotFound."""
+    """Return the job's kind, and the parts that an attempt's units reported, by name and unit; by default those of the
+    last attempt that recorded results. Raises NotFound."""
     job, table = tables.job.c, tables.result_table.c
     kind = snapshot.execute(select(job.kind).where(job.id == checked_id(job_id, "job"))).scalar_one_or_none()
     if kind is None:

@@ -75,8 +75,8 @@ class JobResults:
         return table in self.tables and bool(self.tables[table]["rows"])
 
     def rows(self, table: str, *, last: bool = False) -> list[Row]:
-        """Return the first rows of a table, of the first unit that reported it or of the last: rows of several
-        processes on top of each other would be no correct plot. None if there is no such table."""
+        """Return the first rows of a table, of the first unit that reported it or of the last, since rows of several
+        processes on top of each other would be no correct plot; an empty list if there is no such table."""
         if table not in self.tables:
             return []
         unit = (max if last else min)(self.tables[table]["units"])
