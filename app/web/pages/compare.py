@@ -169,7 +169,7 @@ def changed_flames(comparison: results.Comparison) -> dict[str, Any] | None:
 def distributions(comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
     """Return a figure of the medians of each side's processes, case by case; None if no side has several."""
     medians: dict[tuple[str, str], Processes] = {}
-    unit, by = None, ""
+    unit, how = None, set()
     for shown in comparisons:
         comparison: results.Comparison | None = shown["comparison"]
         if comparison is None or comparison.tables is not None:  # it cannot be compared: the page says why
@@ -177,7 +177,8 @@ def distributions(comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict
         for row in comparison.distributions():
             if row.judged.metric != metric:
                 continue
-            unit, by = row.judged.unit, _by(row.judged)
+            unit = row.judged.unit
+            how.add(_by(row.judged))
             case = case_text(row.place) or "the case"
             for name, processes in zip(shown["sides"], (row.judged.baseline, row.judged.candidate), strict=True):
                 medians.setdefault((name, case), Processes(name, case, processes))
@@ -189,6 +190,7 @@ def distributions(comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict
         return None
     names = short_names(cases)  # long ones along x would leave no room above
     groups = [replace(group, case=names[group.case]) for group in chosen]
+    by = how.pop() if len(how) == 1 else "its value"  # cases may have different numbers of samples
     return {"by": by, **embedded({**draw_distributions(groups, metric, unit), "note": note})}
 
 

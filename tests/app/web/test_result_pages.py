@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,7 +11,7 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store.reading import members
-from app.web.pages.compare import MAX_JOBS
+from app.web.pages.compare import MAX_JOBS, distributions
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
 from tests.app.web.test_standalone import figures
@@ -274,3 +275,20 @@ def test_workers_show_what_their_devices_do(fresh_site: Any) -> None:
     found = " ".join(page(fresh_site, "/ui/workers").text.split())
     for text in ("gpu-host", "Test GPU", "97 %", "40.0 of 80.0 GiB", "63 °C", "1755 MHz", "software power cap"):
         assert text in found, text
+
+
+def test_a_plot_of_processes_says_what_each_counts_as_where_all_count_alike() -> None:
+    judged = {
+        "metric": "step_ms",
+        "unit": "ms",
+        "statistic": "fastest",
+        "baseline": [1.0, 2.0],
+        "candidate": [1.0, 2.0],
+    }
+    rows = [SimpleNamespace(place={"n": n}, judged=SimpleNamespace(**judged, samples=n)) for n in (10, 25)]
+    drawn = []
+    for shown in (rows[:1], rows):
+        comparison = SimpleNamespace(tables=None, distributions=lambda shown=shown: shown)
+        found: Any = distributions([{"comparison": comparison, "sides": ("one", "other")}], "step_ms")
+        drawn.append(found["by"])
+    assert drawn == ["its fastest of 10 samples", "its value"]
