@@ -721,7 +721,9 @@ def _gate(
         return answer("missing", sentence if sentence.startswith("missing") else "missing: there is nothing to judge")
     passed = f"passed: not worse by more than {fail_above_percent:g} %"
     if any(row.finding == "inconclusive" for row in rows):  # too little is known to say more
-        return answer("passed", f"{passed}; {', '.join(metrics)}; {rows[0].processes}")
+        processes = {row.processes for row, its in judged if its == "passed"}
+        of = f"; {processes.pop()}" if len(processes) == 1 else ""
+        return answer("passed", f"{passed}; {', '.join(metrics)}{of}")
     return answer("passed", f"{passed}; {sentence}")
 
 

@@ -304,6 +304,14 @@ class TestManyRows:
         assert (whole.headline, whole.conclusion, whole.gate.outcome) == ("copy_ms", "worse", "slower")
         assert "copy_ms, product_ms, 3 cases: candidate is worse in 1 (most in product_ms, bf16" in whole.sentence
 
+    @pytest.mark.parametrize(("samples", "of"), [(10, "; 8 processes each, by the fastest of 10 samples"), (25, "")])
+    def test_a_gate_that_passes_says_by_what_where_all_cases_have_it(self, samples: int, of: str) -> None:
+        """It said "0 process each" where the first case is not in the baseline."""
+        by = [{"statistic": "fastest", "samples": number, "case": f"n={number}"} for number in (10, samples)]
+        passed = [row(NOISY, NOISY, **by[0]), row(STEADY, STEADY, **by[1])]
+        _, whole = judged(row((), STEADY, case="new"), *passed, limit=900.0)
+        assert whole.gate.sentence == f"passed: not worse by more than 900 %; step_ms{of}"
+
     def test_only_the_headline_is_tested_and_others_are_described(self) -> None:
         """As a comparison on a GPU had it: 528 tokens against 512, and p corrected to 1 for 14 metrics."""
         longer = times(1.041, STEADY[::-1])
