@@ -633,14 +633,14 @@ def _of_other_work(invalid: Sequence[Row]) -> str:
 def _nothing_in_common(rows: Sequence[Row]) -> str:
     if not rows:
         return "the sides have no case and metric in common"
-    row = rows[0]
-    without = {side: cell for side, cell in zip(SIDES, row.cells, strict=True) if cell.value is None}
-    if not without:
-        return f"the candidate's result differs from the reference: {_where(row, rows)}"
-    which = "either side" if len(without) == len(SIDES) else f"the side of the {next(iter(without))}"
-    outcomes = dict.fromkeys(cell.outcome for cell in without.values() if cell.outcome not in (None, "ok"))
+    if wrong := [row for row in rows if None not in (row.cells[0].value, row.cells[1].value)]:
+        return f"the candidate's result differs from the reference: {_where(wrong[0], rows)}"
+    without = [side for at, side in enumerate(SIDES) if all(row.cells[at].value is None for row in rows)]
+    which = "either side" if len(without) == len(SIDES) else f"the side of the {without[0]}" if without else "one side"
+    lacking = (cell for row in rows for cell in row.cells if cell.value is None)
+    outcomes = dict.fromkeys(cell.outcome for cell in lacking if cell.outcome not in (None, "ok"))
     why = f" ({', '.join(map(str, outcomes))})" if outcomes else ""
-    return f"{row.metric} has no value on {which}{why}"
+    return f"{', '.join(dict.fromkeys(row.metric for row in rows))} has no value on {which}{why}"
 
 
 def _where(row: Row, rows: Sequence[Row]) -> str:
