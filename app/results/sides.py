@@ -51,8 +51,12 @@ class Side:
 
     @property
     def most_processes(self) -> int:
-        """The largest number of processes of a case."""
-        return max((len(rows) for case in self.cases for rows in case.processes.values()), default=0)
+        """The largest number of processes of a case, in all jobs that measured it."""
+        numbers: Counter[tuple[Place, str]] = Counter()
+        for case in self.cases:
+            for metric, rows in case.processes.items():
+                numbers[_place_of(case), metric] += len(rows)
+        return max(numbers.values(), default=0)
 
     @property
     def is_computed(self) -> bool:

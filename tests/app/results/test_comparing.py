@@ -368,6 +368,14 @@ class TestTheValueOfAProcess:
         assert tokens["baseline"] == pytest.approx(64_000 / times[0])
         assert note in sheet.notes[0]
 
+    def test_each_job_of_a_case_is_a_process_of_it(self, database: Database, measure: Measure) -> None:
+        """Jobs of a sweep over `seed`."""
+        finish = Finish("succeeded", units=[UnitRecord(0, "", "succeeded", environment={"device": {"type": "cpu"}})])
+        step = ("step_ms", statistics_of([1.0, 10.0, 30.0]))
+        jobs = [measure(step, spec={"seed": seed}, finish=finish) for seed in range(8)]
+        sheet = compare(database, jobs[:4], jobs[4:])
+        assert (rows(sheet)[0]["statistic"], about(sheet, "candidate")["processes"]) == ("fastest", 4)
+
     @pytest.mark.parametrize(("ms", "outcome"), [(105.0, "passed"), (105.1, "slower")])
     def test_processes_that_are_slower_by_the_limit_pass(self, in_turns_of, ms: float, outcome: str) -> None:
         sheet = in_turns_of([[100.0] * 10] * 8, [[ms] * 10] * 8, "cuda")
