@@ -174,6 +174,9 @@ class Kernel:
     normally distributed ones hide. {}: others that are normally distributed."""
     slope: float | None = None
     """Largest deviation of the slope in half precision, if rounding has a bias here; see kernels/tolerance.py."""
+    rounding_of_position: float = 0.0
+    """Where rows are positions: by how much of itself the limit of float32 results grows with each; see `cancelling` in
+    kernels/tolerance.py."""
 
     def moved(self, inputs: int, output: int) -> tuple[int, int]:
         """Return how much each pass has to read and write, in the unit of the sizes: forward, and backward.

@@ -63,6 +63,7 @@ def kernel_reference(
     shapes = kernel.shapes(rows, columns)
     out = kernel.plain(*(torch.empty(shape, device="meta") for shape in shapes))
     slope = kernel.slope if dtype.itemsize == 2 else None
+    rounding = kernel.rounding_of_position * rows if dtype == torch.float32 else 0.0
 
     def make(name: str, seed: int, vary: Vary | None) -> Draw:
         def values() -> list[Tensor]:
@@ -83,7 +84,7 @@ def kernel_reference(
         limits = [
             limits_of_mean(error(rounded, one), dtype, rows)
             if one is right[0] and one.numel() == 1
-            else limits_beside_plain(error(rounded, one), dtype, rows=_rows(one), slope=slope)
+            else limits_beside_plain(error(rounded, one), dtype, rounding, rows=_rows(one), slope=slope)
             for rounded, one in zip(plain, right, strict=True)
         ]
         return Draw(name, values, _expected(right, limits, [1.0] * len(right), dtype))

@@ -159,6 +159,21 @@ class Other:
         own(source, "Other", kernel="rms_norm")
 
 
+@pytest.mark.parametrize(("theta", "outcome"), [(1e4, "ok"), (1.001e4, "wrong")])
+def test_angles_in_float32_are_right_at_every_position(own: Callable[..., Report], theta: float, outcome: str) -> None:
+    """As in Llama: at position 8192 they are off by 3e-4, and all results together by 3e-5."""
+    source = f"""
+import torch
+
+def mine(x):
+    frequencies = {theta} ** -(torch.arange(0, 64, 2) / 64)
+    turn = torch.polar(torch.ones(()), torch.arange(len(x)).unsqueeze(-1) * frequencies).unsqueeze(1)
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (32, 2))) * turn).flatten(-2)
+"""
+    report = own(source, kernel="rope", rows=[8192], columns=[1], implementations=[])
+    assert report.cell(implementation="mine@mine.py")["forward_ms", "forward"]["outcome"] == outcome
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
