@@ -364,14 +364,12 @@ def is_size(coordinate: str, values: Iterable[Scalar]) -> bool:
     )
 
 
-MODELS = ("model.", "stack.", "attention_layer.")
-"""How the coordinates of a model begin."""
 WORK = (
     *("model", "mode", "context_length", "new_tokens", "sequence_length", "query_length", "head_dim", "num_heads"),
     *("num_kv_heads", "causal", "bottom_right", "window", "document_lengths", "softcap", "operation", "size_mb"),
-    *("world_size", "nodes", "kernel", "rows", "columns", "architecture"),
+    *("world_size", "nodes", "kernel", "rows", "columns"),
 )
-"""Coordinates that, with those of MODELS, say what is done. Rows that do other things have no best one among them."""
+"""Coordinates that, with those of a model, say what is done. Rows that do other things have no best one among them."""
 OF_A_STEP = ("batch_size", "accumulation_steps")
 """How much of it a step does, which a time depends on; a rate is the best whatever it takes."""
 
@@ -413,7 +411,7 @@ def _work(sheet: Sheet, *, rate: bool) -> list[int]:
         index
         for index, column in enumerate(sheet.columns)
         if column.role == "coordinate"
-        and (column.name in WORK or column.name.startswith(MODELS) or (column.name in OF_A_STEP and not rate))
+        and (column.name in WORK or column.name.startswith("model.") or (column.name in OF_A_STEP and not rate))
     ]
 
 
