@@ -78,6 +78,8 @@ class TestMetrics:
             {"name": "device", "baseline": "1x test CPU", "candidate": "1x GPU"},
         ]
         assert "context_length=256 → 512, precision=fp32 → bf16" in " ".join(sheet.notes)
+        other = measure(("step_ms", {}), spec={"model": {"size": "tiny"}, "gradient_clip_norm": 1.0})
+        assert "model=small → tiny, gradient_clip_norm=none → 1.0." in " ".join(compare(database, one, other).notes)
 
     def test_grid_cases_are_matched_by_varying_coordinates(self, database: Database, measure: Measure) -> None:
         def grid(tuned: bool, *tiles: int) -> int:
