@@ -362,11 +362,6 @@ class JobRun:
             if self.stop.reason is not None:
                 return self.stop.reason
             if self._clock() >= give_up_at:
-                logger.warning(
-                    "the job goes back to the queue: processes that a killed worker's job has left behind may use the"
-                    " devices, and cannot be ended: %s (pids)",
-                    ", ".join(map(str, pids)),
-                )
                 named = ", ".join(map(str, pids))
                 return self._unfit_for(Unfit("leftovers", f"processes of a killed worker's job do not end: {named}"))
             self._sleep(LEFTOVERS_LOOK_S)

@@ -219,7 +219,7 @@ def test_leftovers_that_cannot_be_ended_fail_no_job(agent, clock, launcher, data
         job = job_after(database, job_id)
         assert (job["state"], job["attempt"]) == ("queued", 0)
         assert len(Reading(database).attempts(job_id)) == claims, "it claims nothing for a while"
-    assert "cannot be ended: 17, 18 (pids)" in caplog.text
+    assert "the job goes back: processes of a killed worker's job do not end: 17, 18" in caplog.text
 
 
 def test_devices_are_given_back_whatever_fails_at_the_end(agent, locks, database, monkeypatch) -> None:
