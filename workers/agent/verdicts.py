@@ -17,11 +17,7 @@ NOISE = ("variation", "host_load")
 """Checks that fail on a noisy host."""
 TABLE = "checks"
 """Name of the table that keeps all checks of a unit with several cases."""
-TABLE_COLUMNS = (
-    *(Column(name, "string") for name in ("case_key", "case", "check")),
-    Column("ok", "boolean"),
-    *(Column(name, "string") for name in ("severity", "detail")),
-)
+TABLE_COLUMNS = Column.parse("case_key, case, check, ok: boolean, severity, detail")
 
 
 @dataclass(frozen=True)

@@ -23,20 +23,18 @@ COUNTERS = (
 )
 """The processor's counts of one call, as `workers.measure.hardware_counters` names them."""
 ON_GPU = "a processor's counter: kind profile with ncu=true counts a GPU's"
-PLACE = (
-    *Column.parse("implementation, dtype, causal: boolean"),
-    *(Column(name, "integer") for name in ("head_dim", "sequence_length", "br", "bc", "query_length", "threads")),
-    Column("pass", "string"),
+PLACE = Column.parse(
+    "implementation, dtype, causal: boolean, head_dim: integer, sequence_length: integer, br: integer, bc: integer, "
+    "query_length: integer, threads: integer, pass"
 )
 """The columns of the table `profile` that name a cell, and the pass."""
 SHAPE = (1, 4, 1024, 32)
 """The tensor that is accessed: that of the preset `cpu`."""
 ACCESSES = 4
 """Numbers that are read, and as many that are written."""
-ACCESSOR = (
-    Column("access", "string"),
-    *(Column(name, "integer") for name in ("b", "h", "i", "j")),
-    *Column.parse("formula, offset: integer, expected: number, result: number, equal: boolean"),
+ACCESSOR = Column.parse(
+    "access, b: integer, h: integer, i: integer, j: integer, formula, offset: integer, expected: number, "
+    "result: number, equal: boolean"
 )
 """Columns of the table `accessor`."""
 

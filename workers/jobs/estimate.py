@@ -301,8 +301,7 @@ def report_devices(rows: list[list[Scalar]], report: Reporter) -> None:
     report.table(
         "per-device",
         [
-            Column("strategy", "string"),
-            Column("devices", "integer"),
+            *Column.parse("strategy, devices: integer"),
             *(Column(name, "number", "GiB") for name in PARTS),
             *Column.parse(
                 "workspaces_gib: number GiB, total_gib: number GiB, share_percent: number %, fits: boolean, "

@@ -19,24 +19,17 @@ from workers.measure.table import Column, Scalar, first_rows
 from workers.reporter import Reporter
 
 TRACE, TOGETHER = "trace.json.gz", "trace-all-ranks.json.gz"
-RANKS_COLUMNS = (
-    ("rank", "integer", None),
-    ("device", "string", None),
-    ("threads", "integer", None),
-    *((f"{what}_step_ms", "number", "ms") for what in ("median", "min", "max")),
-    ("peak_mib", "number", "MiB"),
+RANKS_COLUMNS = Column.parse(
+    "rank: integer, device, threads: integer, median_step_ms: number ms, min_step_ms: number ms, "
+    "max_step_ms: number ms, peak_mib: number MiB"
 )
-"""Columns of the table `ranks`: name, type and unit; those of `memory.Memory` follow."""
-COMMUNICATION_COLUMNS = (
-    ("operation", "string", None),
-    ("size", "integer", "bytes"),
-    ("sent_by_rank", "integer", "bytes"),
-)
-WHEN = (("start_ms", "number", "ms"), ("end_ms", "number", "ms"))
-OPERATIONS_COLUMNS = (("rank", "integer", None), ("operation", "string", None), ("size", "integer", "bytes"), *WHEN)
+"""Columns of the table `ranks`; those of `memory.Memory` follow."""
+COMMUNICATION_COLUMNS = Column.parse("operation, size: integer bytes, sent_by_rank: integer bytes")
+WHEN = "start_ms: number ms, end_ms: number ms"
+OPERATIONS_COLUMNS = Column.parse(f"rank: integer, operation, size: integer bytes, {WHEN}")
 WAITING, SHOWN_MS = "waiting", 1e-3
 """A stream of `timeline`: the rank is in a collective that another one enters later. Shorter spans are not shown."""
-TIMELINE_COLUMNS = (("step", "integer", None), ("rank", "integer", None), ("stream", "string", None), *WHEN)
+TIMELINE_COLUMNS = Column.parse(f"step: integer, rank: integer, stream, {WHEN}")
 
 
 def report_traces(spec: DdpSpec, found: Sequence[Mapping[str, Any]], ranks: Ranks, report: Reporter) -> None:
@@ -89,8 +82,8 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], lateness: L
     from workers.measure import returned
     from workers.measure.profiling.tables import CLASS_SHARES, KERNELS
 
-    memory = [(name, "number", "MiB") for name in found[0]["memory"]]
-    node = [("node", "integer", None)] if spec.nodes > 1 else []
+    memory = [Column(name, "number", "MiB") for name in found[0]["memory"]]
+    node = [Column("node", "integer")] if spec.nodes > 1 else []
     operations = [[index, *row] for index, rank in enumerate(found) for row in rank["operations"]]
     for name, columns, rows in (
         ("ranks", (*RANKS_COLUMNS, *memory, *node), ranks_rows(spec, found)),
@@ -99,7 +92,7 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], lateness: L
         ("timeline", TIMELINE_COLUMNS, timeline_rows(found, lateness.ranks)),
     ):
         if rows or spec.step_code is None:  # of a step of one's own nobody knows what it sends
-            report.table(name, [Column(*column) for column in columns], first_rows(name, rows))
+            report.table(name, columns, first_rows(name, rows))
     for name, profiled in (("kernels", KERNELS), ("classes", CLASS_SHARES[1:])):
         rows = [[index, *row] for index, rank in enumerate(found) for row in rank["overlap"].get(name, [])]
         if rows:
