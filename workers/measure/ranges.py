@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from kernels.ranges import has_recorder, named, record_ranges
+from workers.measure.timing import Observer
 
 NORM = "norm"
 """Name of a norm module's work: its kernels have the names of ordinary elementwise ones."""
 
 
-class Ranges:
+class Ranges(Observer):
     """An observer that names each step (`warmup`, or `step_1`, `step_2`, … while `counting`) and each of its phases."""
 
     def __init__(self) -> None:

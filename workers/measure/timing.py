@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 
@@ -33,8 +32,9 @@ LOOP_STEPS = 100
 """Most samples of a loop between two synchronisations; a GPU's queue is shorter than that many steps."""
 
 
-class Observer(Protocol):
-    """Listens to steps. Phases of a step follow each other; work between two phases belongs to neither."""
+class Observer:
+    """Listens to steps; one that inherits this does nothing where it has no method of its own. Phases of a step follow
+    each other; work between two phases belongs to neither."""
 
     def step_begins(self) -> None:
         """The step is prepared: its first phase follows."""
@@ -60,7 +60,7 @@ class StepTime:
     """By phase; of a phase that comes several times in a step, their sum."""
 
 
-class HostClock:
+class HostClock(Observer):
     """The clock for a CPU, where a call returns when its work is done: an observer that takes times."""
 
     last: StepTime
@@ -80,7 +80,7 @@ class HostClock:
         self.last = StepTime(1e3 * (now_s() - self._step), None, self._phases)
 
 
-class CudaClock:
+class CudaClock(Observer):
     """The clock for a GPU, on the current stream. It makes events once for each place in a step and reuses them in each
     step."""
 
@@ -343,7 +343,7 @@ class ProgressReports:
             self._on_progress(warmed_up, measured)
 
 
-class StepPosition:
+class StepPosition(Observer):
     """An observer that keeps the present step and phase, for error messages."""
 
     phase = "preparation"
@@ -353,14 +353,8 @@ class StepPosition:
     def preparation_begins(self) -> None:
         self.phase = "preparation"
 
-    def step_begins(self) -> None:
-        """Do nothing: `preparation_begins` has counted the step already."""
-
     def phase_begins(self, name: str) -> None:
-        self.phase = name
-
-    def phase_ends(self, name: str) -> None:
-        """Keep the phase as the one that errors name: a device may still work on it."""
+        self.phase = name  # it stays the one that errors name when it ends: a device may still work on it
 
     def step_ends(self) -> None:
         self.step += 1

@@ -13,6 +13,7 @@ from parallel.sharded_gradient import ShardedPart
 from workers.jobs.ddp.strategies import Trained
 from workers.measure.allocations.categories import tensors_in
 from workers.measure.memory import MIB, CudaMemory, MemoryMeter
+from workers.measure.timing import Observer
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Memory:
     optimizer_state_mib: float | None = None
 
 
-class MemoryMarks:
+class MemoryMarks(Observer):
     """An observer that records the memory just before the optimizer's phase and at the step's end."""
 
     def __init__(self, trained: Trained, memory: Memory, meter: MemoryMeter) -> None:
@@ -42,9 +43,6 @@ class MemoryMarks:
     def phase_begins(self, name: str) -> None:
         if name == "optimizer":
             self._before()
-
-    def phase_ends(self, name: str) -> None:
-        """Do nothing: memory is read before the optimizer's phase and at the end."""
 
     def step_ends(self) -> None:
         if self._memory.parameters_mib is None:  # no phase is called so

@@ -22,6 +22,7 @@ from workers.measure.profiling import tables, usage
 from workers.measure.profiling.overlap import OverlapRecording, StepOverlap, record_overlap
 from workers.measure.ranges import Ranges, named_layers
 from workers.measure.spans import at_most, total_ms
+from workers.measure.timing import Observer
 
 PROFILED_STEPS, MANY = 2, 6
 SHORT_MS = 300.0
@@ -34,7 +35,7 @@ SPANS_PER_STEP = 300
 """Largest number of spans of one step, rank and stream in the timeline."""
 
 
-class OperationsRecorder:
+class OperationsRecorder(Observer):
     """An observer that records when the operations of our own strategies ran in a step; it does not see torch's."""
 
     def __init__(self, device: torch.device) -> None:
@@ -45,12 +46,6 @@ class OperationsRecorder:
 
     def step_begins(self) -> None:
         self._timeline = self._open.enter_context(recorded(self._device))
-
-    def phase_begins(self, name: str) -> None:
-        """Do nothing: operations tell their times themselves."""
-
-    def phase_ends(self, name: str) -> None:
-        """Do nothing: operations tell their times themselves."""
 
     def step_ends(self) -> None:
         self._open.close()

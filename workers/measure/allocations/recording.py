@@ -11,6 +11,7 @@ from workers.measure.allocations.categories import Owners
 from workers.measure.allocations.free import Free
 from workers.measure.allocations.ledger import Allocation, Stretch
 from workers.measure.allocations.snapshot import Snapshot
+from workers.measure.timing import Observer
 
 if TYPE_CHECKING:
     from workers.measure.allocations.cpu import CpuRecording
@@ -56,8 +57,8 @@ class RecordedStretch:
     """The free memory that the allocator held at the peak; None if it reports no segments."""
 
 
-class PhaseMarks:
-    """An observer of steps (workers.measure.timing) that marks the ends of phases in a recording. `owners`: returns the
+class PhaseMarks(Observer):
+    """An observer of steps that marks the ends of phases in a recording. `owners`: returns the
     present owners of storages. `without`: phases whose snapshots are never kept."""
 
     def __init__(self, recording: Recording, owners: Callable[[], Owners], without: Collection[str] = ()) -> None:
@@ -72,9 +73,6 @@ class PhaseMarks:
 
     def step_begins(self) -> None:
         self._recording.mark(PREPARATION, self._owners())
-
-    def phase_begins(self, name: str) -> None:
-        """Do nothing: a phase begins where the one before ended."""
 
     def phase_ends(self, name: str) -> None:
         self._recording.mark(name, self._owners(), keep=self.keep and name not in self._without)

@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from workers.measure.allocations.ledger import Allocation
+from workers.measure.timing import Observer
 
 
-class ResidualStream:
+class ResidualStream(Observer):
     """An observer of steps that records the storages of the blocks' outputs in the forward pass."""
 
     def __init__(self) -> None:
@@ -26,9 +27,6 @@ class ResidualStream:
 
     def phase_ends(self, name: str) -> None:
         self._forward = False
-
-    def step_ends(self) -> None:
-        """Do nothing: the storages stay until the next step."""
 
     @contextmanager
     def of(self, model: nn.Module, attribute: str = "layers") -> Iterator[None]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from kernels.clock import unix_ns
 from workers.measure.profiling.recording import HostEvent, Recording
 from workers.measure.profiling.sampling import Samples
+from workers.measure.timing import Observer
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages, which are nobody's own even inside of the user's folder."""
@@ -267,7 +268,7 @@ def typical(times_ns: Sequence[int]) -> float:
     return kept[bisect.bisect_left(list(accumulate(kept)), sum(kept) / 2)] if kept else 0.0
 
 
-class LineTrace:
+class LineTrace(Observer):
     """An observer of one step that follows the user's own code in the step's thread, line by line.
 
     It counts the runs of each line, and keeps which lines were open at what time, by which `launched` finds the lines
@@ -303,9 +304,6 @@ class LineTrace:
             self._note()
             self._before = sys.gettrace()
             sys.settrace(self._enter)
-
-    def phase_ends(self, name: str) -> None:
-        """Do nothing: lines know no phases."""
 
     def step_ends(self) -> None:
         sys.settrace(self._before)

@@ -28,7 +28,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from kernels.clock import TELLS_PROCESSOR, now_s, processor_ns, sleep
-from workers.measure.timing import run_step
+from workers.measure.timing import Observer, run_step
 
 INTERVAL_S = 1e-3
 """Mean time between samples; it varies, so that samples do not keep step with loops."""
@@ -90,14 +90,15 @@ class Samples:
         return Z * math.sqrt(spread) / (1 + Z**2 / number)
 
 
-class Sampler:
+class Sampler(Observer):
     """An observer of steps that samples them inside of `running`. Its steps run in the thread that makes it."""
 
     def __init__(self) -> None:
         self.samples = Samples()
         self._thread = threading.get_ident()
         self._now: tuple[int, int, str] | None = None
-        """Of the running step: the time of all steps before it, when it began, and its phase. None between steps."""
+        """Of the running step: the time of all steps before it, when it began, and its last phase. None between
+        steps."""
         self._done_ns = 0
         self._sampled_ns = 0
         """How much of the steps' time the samples so far stand for."""
@@ -112,9 +113,6 @@ class Sampler:
     def phase_begins(self, name: str) -> None:
         if self._now is not None:
             self._now = (*self._now[:2], name)
-
-    def phase_ends(self, name: str) -> None:
-        """Keep the phase until the next one begins."""
 
     def step_ends(self) -> None:
         assert self._now is not None
