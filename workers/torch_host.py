@@ -8,6 +8,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kernels.registry import Registry, RegistryError, UnknownName
@@ -136,6 +137,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Keep the garbage collector from visiting the objects that live now."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def reset_process() -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import gc
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -28,6 +27,7 @@ from workers.torch_host import (
     as_runner_error,
     check_device_answers,
     choose_device,
+    frozen_objects,
     reset_process,
     set_precision,
     why_no_precision,
@@ -134,7 +134,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         key = device_key(devices[0], len(devices) * spec.resources().nodes)
         first, crashed = unit.params.get("first", 0), unit.params.get("crashed")
         outcomes = Counter[str]()
-        with frozen_objects():
+        with frozen_objects():  # hundreds of modules, and the collector runs with each cell
             for index, cell in enumerate(cells[first:], start=first):
                 report.progress(index, len(cells), cell.title)
                 began = now_s()
@@ -229,17 +229,6 @@ class GridRunner(abc.ABC, Generic[ContextT]):
 
 def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> None:
     report.progress(done, total, f"{title}: {line}")
-
-
-@contextlib.contextmanager
-def frozen_objects() -> Iterator[None]:
-    """Keep the collector, which runs with each cell, from visiting the objects that live now: hundreds of modules."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def check_measured(values: Values, *, alone: bool = False) -> Check:
