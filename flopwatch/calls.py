@@ -23,7 +23,7 @@ def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | 
 
     Args:
         option: how it is used: "step", "implementation" or "model"; others pass. So do implementations without
-            arguments, since operations have inputs of their own, and models that do not begin with `device`, as a step.
+            arguments, since operations have inputs of their own, and models unless they need `device` first, as a step.
         arguments: the names of the arguments that the job passes; None: nobody knows.
     """
     found = [node for node in ast.parse(source).body if _binds(node, name)]
@@ -31,10 +31,11 @@ def complaint(source: bytes, name: str, option: str, arguments: Iterable[str] | 
         return None
     methods = {each.name: each for each in node.body if isinstance(each, Function)}
     if option == "model":
-        made, self = (node, []) if isinstance(node, Function) else (methods.get("__init__"), ["self"])
-        of_step = made is not None and [one.arg for one in made.args.args][len(self) :][:1] == FIRST["step"]
-        error = _bound(made, self, SIZES) if made is not None and of_step else None
-        return error and f"a model is called with {', '.join(SIZES)}: {error}; a step, called with device, is --step"
+        made = node if isinstance(node, Function) else methods.get("__init__")
+        needed = [] if made is None else [one.arg for one in made.args.args][: -len(made.args.defaults) or None]
+        if needed[isinstance(node, ast.ClassDef) :][:1] != FIRST["step"]:
+            return None
+        return f"a model is called with {', '.join(SIZES)}, and no device; a step, called with device, is --step"
     if isinstance(node, ast.ClassDef):
         called = methods.get("__call__") or methods.get("forward")
         if option != "step" or (called is None and node.bases) or (called and _bound(called, ["self"], []) is None):

@@ -39,12 +39,12 @@ def test_a_step_that_a_job_could_not_call(source: str, arguments: Sequence[str] 
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (MAKER, "missing a required argument: 'device'; a step, called with device, is --step"),
+        (MAKER, "and no device; a step, called with device, is --step"),
         ("class make:\n    def __init__(self, device): ...\n", "a step, called with device, is --step"),
         ("class make(Module):\n    def __init__(self, vocab_size, d_ff, **others): ...\n", None),
         ("class make(Module):\n    def forward(self, x): ...\n", None),
         ("def make(sizes): ...\n", None),
-        ("def make(device=None, **sizes): ...\n", None),
+        ("def make(device=None, *, rope_theta, **sizes): ...\n", None),
         ("def make(*sizes, **others): ...\n", None),
         ("def make(width, depth): ...\n", None),
     ],
