@@ -176,10 +176,12 @@ def of_comparison(compared: Mapping[str, Any], outcome: str | None, sentence: st
     every, headline = compared["rows"], compared["headline"]
     tested = [not of_metrics or row["metric"] == headline or row["p_adjusted"] is not None for row in every]
     rows = [row for row, is_tested in zip(every, tested, strict=True) if is_tested]
-    kept = [*names[: names.index("metric")], *HEADLINE] if of_metrics else names
+    coordinates = names[: names.index("metric")] if of_metrics else []
+    kept = [*coordinates, *HEADLINE] if of_metrics else names
     others = (row for row, is_tested in zip(every, tested, strict=True) if not is_tested)
     differing = [row for row in others if row["finding"] in DIFFERENT]
-    only = rows[0] if of_metrics and len(rows) == 1 else {}
+    cases = {tuple(row[name] for name in coordinates) for row in every}
+    only = rows[0] if of_metrics and len(rows) == len(cases) == 1 else {}
     jobs = {side: compared[side]["jobs"] for side in ("baseline", "candidate")}
     is_one = compared["baseline"]["kind"] == "compare" and jobs["baseline"] == jobs["candidate"]
     job = jobs["baseline"][0] if is_one else None

@@ -46,6 +46,10 @@ def test_a_comparison_shows_all_that_was_tested() -> None:
     document = of_comparison({**compared, **facts, "baseline": side, "candidate": side}, None, "worse", 0)
     assert [row["metric"] for row in document.row] == ["copy_ms", "product_ms", "x_ms", "y_ms"]
     assert document.facts["ratio"] is None, "it would be that of copies alone"
+    once = [{**row, "p_adjusted": None, "case": row["metric"]} for row in compared["rows"]]  # single processes
+    compared |= {"columns": [{"name": "case"}, *compared["columns"]], "rows": once}
+    document = of_comparison({**compared, **facts, "baseline": side, "candidate": side}, None, "inconclusive", 0)
+    assert document.facts["ratio"] is None
 
 
 Turns = Callable[..., int]
