@@ -1,11 +1,7 @@
 """The agent, one per host. It claims jobs that the host can run now, runs them, renews leases and records results."""
 
-import importlib.metadata
 import logging
 import math
-import os
-import platform
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,17 +51,6 @@ def capabilities(*, allow_code: bool) -> frozenset[str]:
     names = {**registries, tools.FAMILY: tools.installed()}
     qualified = {f"{family}:{name}" for family, members in names.items() for name in members}
     return frozenset(qualified | {RUNS_CODE} if allow_code else qualified)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software that results depend on."""
-    installed = {"python": platform.python_version()}
-    for name in ("flopwatch", "torch", "triton"):
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return installed
 
 
 class Agent(Serving[JobRun]):
@@ -129,19 +114,8 @@ class Agent(Serving[JobRun]):
 
     def register(self) -> None:
         """Tell the store what this worker is and has."""
-        self._registration.register_worker(
-            worker_id=self.id,
-            hostname=socket.gethostname(),
-            pid=os.getpid(),
-            kinds=sorted(RUNNERS),
-            capabilities=sorted(self._capabilities),
-            devices=self._host.as_devices(),
-            versions=versions(),
-            state=self._state,
-            unfit=self.fitness.as_json(),
-        )
         gpus = ", ".join(gpu.name for gpu in self._host.gpus) or "no GPU"
-        logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
+        self._register(self._host.as_devices(), f"{self._host.cpu_count} CPUs, {gpus}")
 
     def _readings(self) -> dict[str, Any]:
         return {**(self._loads.latest() or {}), "held_by_others": sorted(self._reported_others)}

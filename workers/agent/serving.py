@@ -1,9 +1,11 @@
 """The part that all workers share: registering, renewing claims, passing on cancels, draining."""
 
 import contextlib
+import importlib.metadata
 import logging
 import math
 import os
+import platform
 import random
 import secrets
 import select
@@ -11,7 +13,7 @@ import signal
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from app.errors import STORE_UNAVAILABLE, Conflict, DatabaseBusy, FlopwatchError, NotFound
@@ -27,6 +29,7 @@ from app.store.queue.transitions import Queue
 from app.store.records import Claim
 from workers.agent.fitness import Examination, Fitness, Unfit, of_another_version
 from workers.agent.job_run import RETRY_S
+from workers.jobs import RUNNERS
 from workers.outcome import Abandoned, Cancelled, GivenBack
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,17 @@ TICK_S = 0.05
 """Seconds between two checks of an idle worker for new jobs; a check costs microseconds."""
 GLANCE_S = 1.0
 """Seconds between two glances at what all jobs need."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that results depend on."""
+    installed = {"python": platform.python_version()}
+    for name in ("flopwatch", "torch", "triton"):
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
 
 
 class Stop(Protocol):
@@ -75,6 +89,8 @@ class Serving(ABC, Generic[RunT]):
     `database`: the store's database; the worker does not close it. `clock`: returns the time in seconds, from any
     beginning."""
 
+    _capabilities: frozenset[str]
+
     def __init__(self, settings: Settings, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings = settings
@@ -99,6 +115,20 @@ class Serving(ABC, Generic[RunT]):
     @abstractmethod
     def register(self) -> None:
         """Tell the store what this worker is and has."""
+
+    def _register(self, devices: Sequence[dict[str, Any]], described: str) -> None:
+        self._registration.register_worker(
+            worker_id=self.id,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            kinds=sorted(RUNNERS),
+            capabilities=sorted(self._capabilities),
+            devices=devices,
+            versions=versions(),
+            state=self._state,
+            unfit=self.fitness.as_json(),
+        )
+        logger.info("worker %s ready: %s", self.id, described)
 
     @abstractmethod
     def _claim_jobs(self) -> None:

@@ -1,8 +1,6 @@
 """The worker that lets a Slurm cluster run its jobs: it claims like any worker, and each claim gets an allocation."""
 
 import logging
-import os
-import socket
 from pathlib import Path
 
 from app.logs import about
@@ -12,7 +10,7 @@ from app.store.database.engine import Database, open_database
 from app.store.queue.lease import with_agreed_lease
 from app.store.records import Offer
 from workers import tools
-from workers.agent.agent import MAX_CONNECTIONS, capabilities, versions
+from workers.agent.agent import MAX_CONNECTIONS, capabilities
 from workers.agent.fitness import Examination, Unfit
 from workers.agent.serving import Serving
 from workers.jobs import RUNNERS
@@ -71,18 +69,7 @@ class SlurmWorker(Serving[Allocation]):
             "count": self._cluster.max_nodes,
             "gpus_per_node": self._cluster.gpus_per_node,
         }
-        self._registration.register_worker(
-            worker_id=self.id,
-            hostname=socket.gethostname(),
-            pid=os.getpid(),
-            kinds=sorted(RUNNERS),
-            capabilities=sorted(self._capabilities),
-            devices=[device],
-            versions=versions(),
-            state=self._state,
-            unfit=self.fitness.as_json(),
-        )
-        logger.info("worker %s ready: Slurm, %s", self.id, where)
+        self._register([device], f"Slurm, {where}")
 
     def _note_change(self) -> None:
         self._refused = False
