@@ -53,7 +53,7 @@ class HistoryPoint:
     outcome: str | None
     validity: str | None
     version: str | None
-    """The code that ran: see versions.py."""
+    """The code that ran: see environments.py."""
     short_version: str | None
     commit: str | None
     """The git commit of that code, or the one that its changes are based on."""

@@ -8,7 +8,7 @@ from app.cli.common import cli
 
 __all__ = ["cli"]
 
-FIRST = ("processes", "jobs", "why", "queue", "results", "plotting", "comparing", "doctor")
+FIRST = ("processes", "jobs", "why", "queue", "results", "comparing", "doctor")
 """The order of modules in --help; others follow."""
 
 for module in pkgutil.iter_modules(__path__):
