@@ -296,6 +296,11 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     each = [rank["overlap"]["steps"] for rank in found]
     communication = [min(one["communication_ms"] for one in step) for step in zip(*each, strict=True)]
     uncovered = slowest([[step["exposed_ms"] for step in steps] for steps in each])
+    some = sum(map(bool, communication))
+    if spec.step_code is not None and 0 < some < len(communication):  # as of gradients that several steps add up
+        for name in ("communication_ms", "communication_percent", "uncovered_communication_ms"):
+            values.set(name, None, None, f"{some} of {len(communication)} profiled steps communicate")
+        return
     values.set("communication_ms", None, communication)
     values.set("communication_percent", None, [100 * statistics.median(communication) / step_ms])
     values.set("uncovered_communication_ms", None, uncovered)

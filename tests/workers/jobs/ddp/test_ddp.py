@@ -59,6 +59,7 @@ from workers.jobs.ddp.values import (
     PARITY,
     add_exposed,
     add_hidden,
+    add_overlap,
     add_values,
     check_communicates,
     check_host,
@@ -264,8 +265,13 @@ def test_only_the_same_precisions_on_all_ranks_have_a_peak(ranks: list[Any], fou
 def test_a_step_of_ones_own_whose_ranks_exchange_nothing_is_suspect(fields, times_ms, told) -> None:
     spec = parsed(**fields)
     found = Values(metrics(spec, ()))
-    found.set("communication_ms", None, times_ms, "unknown")
+    steps = [{"communication_ms": time_ms, "exposed_ms": time_ms} for time_ms in times_ms or ()]
+    overlap = {"why_not": "unknown" if times_ms is None else None, "steps": steps}
+    add_overlap(found, spec, [{"overlap": overlap, "operations": []}], 1.0)
     assert [check.name for check in check_communicates(found, spec) if not check.ok] == ["communicates"] * told
+    # Of steps that share gradients now and then a median would be 0.
+    known = spec.step_code is not None and times_ms not in (None, [0.0, 0.1])
+    assert (found.samples("communication_percent", None) is not None) == known
 
 
 def test_one_process_draws_and_keeps_what_each_rank_does_and_a_parameter_without_gradient_is_named(run: Any) -> None:
