@@ -208,7 +208,8 @@ class OwnStep:
             for one in (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad):
                 count += 1
                 updated = plain and one._version != self._versions.get(id(one))
-                if one.grad is None and not state.get(one) and not updated:
+                kept = state.get(one)  # a dictionary, but some keep a tensor alone
+                if one.grad is None and not (isinstance(kept, torch.Tensor) or kept) and not updated:
                     name = names.get(id(one), f"parameter {count} of {type(optimizer).__name__}")
                     missing.append(f"{name} {list(one.shape)}")
         return missing, count
