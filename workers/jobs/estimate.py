@@ -101,8 +101,8 @@ class Sheet:
     """Rows of the table `formulas`."""
 
     def add(self, formula: Formula, symbol: str = "", *, unless: str | None = None) -> Fraction | None:
-        """Evaluate a formula, list it, and let later ones use its value as `symbol`. `symbol`: its name in later
-        formulas. `unless`: the reason why it has no value; None if it has one."""
+        """Evaluate a formula, list it, and let later ones use its value as `symbol`. `unless`: the reason why it has no
+        value; None if it has one."""
         value = None if unless is not None else formula.value(self.symbols)
         if value is not None and symbol:
             self.symbols[symbol] = int(value) if value.denominator == 1 else float(value)

@@ -58,8 +58,8 @@ class RecordedStretch:
 
 
 class PhaseMarks(Observer):
-    """An observer of steps that marks the ends of phases in a recording. `owners`: returns the
-    present owners of storages. `without`: phases whose snapshots are never kept."""
+    """An observer of steps that marks the ends of phases in a recording. `owners`: returns the present owners of
+    storages. `without`: phases whose snapshots are never kept."""
 
     def __init__(self, recording: Recording, owners: Callable[[], Owners], without: Collection[str] = ()) -> None:
         self.keep = False
