@@ -168,7 +168,7 @@ def doubt(line: Fit, measured_ms: float | None, low_ms: float, high_ms: float) -
         return NO_LINE
     if measured_ms is not None and not (1 - BENT) * low_ms <= measured_ms <= (1 + BENT) * high_ms:
         return (
-            f"this job's steps leave {measured_ms:.3g} ms exposed, not {low_ms:.3g} to {high_ms:.3g}: calls cost more "
+            f"this job's steps leave {measured_ms:.4g} ms exposed, not {low_ms:.4g} to {high_ms:.4g}: calls cost more "
             "or less than the wires alone, such as the host's work; compare measured sizes by a sweep"
         )
     return None

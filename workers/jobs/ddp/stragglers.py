@@ -118,20 +118,20 @@ class Lateness:
         if ms <= 0:
             return "why is not known"
         if group == "input":
-            return f"its input takes {ms:.3g} ms longer than the others'"
+            return f"its input takes {ms:.4g} ms longer than the others'"
         if group == "host":
             cause, where = max((of for of in longer if of[0] not in (*ON_DEVICE, "input")), key=lambda of: longer[of])
-            return f"its host is {ms:.3g} ms later ({cause} {where})"
+            return f"its host is {ms:.4g} ms later ({cause} {where})"
         for name, amounts in self.work.items():
             usual = statistics.median(amount for at, amount in enumerate(amounts) if at != rank)
             if amounts[rank] > (1 + DIFFERS) * usual:
-                return f"its work takes {ms:.3g} ms longer: {amounts[rank] / usual:.2f} times the others' {name}"
+                return f"its work takes {ms:.4g} ms longer: {amounts[rank] / usual:.2f} times the others' {name}"
         others = [mhz for at, mhz in enumerate(self.clocks_mhz) if at != rank and mhz is not None]
         own = self.clocks_mhz[rank] if len(self.clocks_mhz) == len(self.ranks.places) else None
         if own is not None and others and own < (1 - DIFFERS) * statistics.median(others):
             clocks = f"at {own:.0f} MHz, the others at {statistics.median(others):.0f}"
-            return f"its device takes {ms:.3g} ms longer ({clocks})"
-        return f"its device or its work takes {ms:.3g} ms longer"
+            return f"its device takes {ms:.4g} ms longer ({clocks})"
+        return f"its device or its work takes {ms:.4g} ms longer"
 
     def rows(self) -> list[list[Scalar]]:
         """Return the rows of the table `stragglers`: of each rank all collectives, and then those of each operation

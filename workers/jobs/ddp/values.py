@@ -260,8 +260,8 @@ def add_hidden(values: Values) -> list[Check]:
         return []
     low, high = median_interval(exposed) or (min(exposed), max(exposed))
     if high >= whole or high < 0:
-        known = f"exposed communication is {left:.3g} ms ({low:.3g} to {high:.3g})"
-        hidden = f"communication_ms {whole:.3g}: nothing surely hidden"
+        known = f"exposed communication is {left:.4g} ms ({low:.4g} to {high:.4g})"
+        hidden = f"communication_ms {whole:.4g}: nothing surely hidden"
         why = hidden if high >= 0 else "the step without communication takes longer"
         values.set("hidden_percent", None, None, f"{known}, {why}")
         return [Check("hidden_percent", False, f"{known}, {why}", "note")]

@@ -72,7 +72,7 @@ def summary_of(
     sampled_ms = 1e-6 * wall_ns / max(1, samples.steps)
     if sampled_ms > MAX_SLOWDOWN * step_ms:
         note += (
-            f"; they took {sampled_ms:.3g} ms each, longer than those measured before (a busy host, or steps differ)"
+            f"; they took {sampled_ms:.4g} ms each, longer than those measured before (a busy host, or steps differ)"
         )
     if not trace.complete:
         note += f"; calls are unknown, since a step runs more than {MAX_EVENTS} lines"

@@ -71,20 +71,20 @@ def test_waiting_in_several_collectives_at_once_counts_once() -> None:
 @pytest.mark.parametrize(
     ("longer", "known", "said"),
     [
-        (("input", "before forward"), {}, "its input takes 20 ms longer than the others'"),
-        (("launches", "before backward"), {}, "its host is 20 ms later (launches before backward)"),
-        (DEVICE, {}, "its device or its work takes 20 ms longer"),
-        (DEVICE, {"work": {"tokens": [8.0, 8.0]}}, "its device or its work takes 20 ms longer"),
-        (DEVICE, {"work": {"tokens": [8.0, 16.0]}}, "its work takes 20 ms longer: 2.00 times the others' tokens"),
-        (DEVICE, {"clocks_mhz": [1980, 1410]}, "its device takes 20 ms longer (at 1410 MHz, the others at 1980)"),
-        (DEVICE, {"clocks_mhz": [None, 1410]}, "its device or its work takes 20 ms longer"),
-        (DEVICE, {"clocks_mhz": [1980.0]}, "its device or its work takes 20 ms longer"),  # of this host's ranks
+        (("input", "before forward"), {}, "its input takes 1234 ms longer than the others'"),
+        (("launches", "before backward"), {}, "its host is 1234 ms later (launches before backward)"),
+        (DEVICE, {}, "its device or its work takes 1234 ms longer"),
+        (DEVICE, {"work": {"tokens": [8.0, 8.0]}}, "its device or its work takes 1234 ms longer"),
+        (DEVICE, {"work": {"tokens": [8.0, 16.0]}}, "its work takes 1234 ms longer: 2.00 times the others' tokens"),
+        (DEVICE, {"clocks_mhz": [1980, 1410]}, "its device takes 1234 ms longer (at 1410 MHz, the others at 1980)"),
+        (DEVICE, {"clocks_mhz": [None, 1410]}, "its device or its work takes 1234 ms longer"),
+        (DEVICE, {"clocks_mhz": [1980.0]}, "its device or its work takes 1234 ms longer"),  # of this host's ranks
         (None, {}, "why is not known"),
     ],
 )
 def test_why_a_rank_is_late(longer: tuple[str, str] | None, known: dict[str, Any], said: str) -> None:
     late = seen(30, 32)
-    late["places"] += [[*longer, "", 20.0]] if longer else []
+    late["places"] += [[*longer, "", 1234.0]] if longer else []
     lateness = Lateness(ranks(seen(10, 32), late), **known)
     assert (lateness.late, lateness.why(1)) == ([1], said)
     detail = f"rank 1 is late in 1 of 1 steps: {said}; clocks aligned to 0 ms"
