@@ -282,7 +282,10 @@ class TestFrames:
         assert flopwatch.job(found)["id"] == flopwatch.wait(found)["id"] == job["id"]
         for ids in (found, [found], flopwatch.jobs(state="succeeded").index.to_numpy()[:1]):
             assert len(flopwatch.table(job=ids)) == 1
-        assert flopwatch.compare(found, [found]).attrs["sentence"]
+        asked = {"metrics": ["step_ms"], "fail_above_percent": 5.0}
+        assert flopwatch.compare(found, [found], **asked).attrs["gate"]["metrics"] == ["step_ms"]
+        with pytest.raises(Refused, match="limit"):
+            flopwatch.compare(found, [found], limit=0)
 
     def test_tables_that_units_reported(self, site: Any, flopwatch: Flopwatch, reported: Any) -> None:
         rows = [["a", 2.0], ["b", None], ["c", 5.5]]
