@@ -75,7 +75,7 @@ class Filters:
         bool,
         typer.Option(
             "--mine",
-            help="Jobs that you submitted: your token's, or your user's; without tokens not those of the form.",
+            help="Jobs that you submitted: your token's, or your user's; the pages' form knows only tokens.",
         ),
     ] = False
 
