@@ -640,7 +640,8 @@ def _nothing_in_common(rows: Sequence[Row]) -> str:
     lacking = (cell for row in rows for cell in row.cells if cell.value is None)
     outcomes = dict.fromkeys(cell.outcome for cell in lacking if cell.outcome not in (None, "ok"))
     why = f" ({', '.join(map(str, outcomes))})" if outcomes else ""
-    return f"{', '.join(dict.fromkeys(row.metric for row in rows))} has no value on {which}{why}"
+    metrics = dict.fromkeys(row.metric for row in rows)
+    return f"{', '.join(metrics)} {'has' if len(metrics) == 1 else 'have'} no value on {which}{why}"
 
 
 def _where(row: Row, rows: Sequence[Row]) -> str:

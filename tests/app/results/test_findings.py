@@ -412,8 +412,8 @@ def test_values_that_are_missing() -> None:
     assert conclude([neither], ["step_ms"], (), alternated=True).sentence == (
         "missing: step_ms has no value on either side (oom)"
     )
-    _, one_each = judged(row(STEADY, (), case="a"), row((), STEADY, case="b"))
-    assert one_each.sentence == "missing: step_ms has no value on one side (oom)", "not: on that of the candidate"
+    _, one_each = judged(row(STEADY, (), case="a"), row((), STEADY, "x_ms", case="b"))
+    assert one_each.sentence == "missing: step_ms, x_ms have no value on one side (oom)", "not: on the candidate's"
     assert whole.gate.sentence == "missing: the candidate has no step_ms (oom)"
     _, nothing = judged(limit=5.0)
     assert nothing.conclusion == "missing"
