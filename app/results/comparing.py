@@ -339,13 +339,14 @@ def _in_turns(seed: int | None) -> str:
 
 
 def _unlabelled(differences: Sequence[Difference], kind: str) -> list[Difference]:
-    """Where a label differs, leave out what it stands for and, beside a step of one's own, what has no effect there."""
+    """Where a label differs, leave out what it stands for and, beside a step or model of one's own, what has no effect
+    there."""
     labels = KINDS[kind].labels if kind in KINDS else {}
     differing = labels.keys() & {difference.name for difference in differences}
     if not differing:
         return list(differences)
     behind = {name for label in differing for name in labels[label]}
-    has_own = any(its.name.startswith("step_code.") for its in differences)
+    has_own = any(its.name.startswith(("step_code.", "code.")) for its in differences)
     used = (its for its in differences if not (has_own and None in (its.baseline, its.candidate)))
     return [its for its in used if its.name not in behind]
 

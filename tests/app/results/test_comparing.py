@@ -17,7 +17,7 @@ from app import results
 from app.errors import InvalidRequest
 from app.results import Question, Sheet, comparing, render, sheet_of
 from app.results.comparing import PLAIN
-from app.results.environments import Setup, environment_differences
+from app.results.environments import Difference, Setup, environment_differences
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
@@ -62,6 +62,13 @@ def test_jobs_beside_a_job_are_no_difference_of_the_environments() -> None:
         Setup([{"neighbours": jobs, "software.torch": torch}], []) for jobs, torch in (("[]", "2.12"), ("[6]", "2.13"))
     )
     assert [difference.name for difference in environment_differences(one, other)] == ["software.torch"]
+
+
+@pytest.mark.parametrize("field", ["code", "step_code"])
+def test_beside_ones_own_code_what_it_does_not_use_is_no_difference(field: str) -> None:
+    sides = (("model", "tiny", "mine"), (f"{field}.function", None, "mine"), ("model.name", "transformer_lm", None))
+    told = comparing._unlabelled([Difference(*side) for side in sides], "benchmark")
+    assert [one.name for one in told] == ["model"]
 
 
 class TestMetrics:
