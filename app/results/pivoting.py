@@ -369,8 +369,11 @@ def _on_statistics(
     """Return a sentence that explains the cells, and their spreads."""
     measured = [rows for case in cases for metric, rows in case.processes.items() if metric in metrics]
     counts = sorted({len(rows) for rows in measured if len(rows) > 1})
-    if not counts and not any((row.n or 0) > 1 for rows in measured for row in rows):
+    sampled = {row.metric for rows in measured for row in rows if (row.n or 0) > 1}
+    if not counts and not sampled:
         return []
+    of_processes = {metric for kind in kinds_of(cases) for metric in KINDS[kind].process_metrics}
+    samples = "processes" if sampled and sampled <= of_processes else "samples of one process"
     name = _STATISTIC_NAMES.get(layout.statistic, layout.statistic)
     spreads = _SEPARATE_SPREADS if layout.separate else _SPREADS
     times = ""
@@ -378,7 +381,7 @@ def _on_statistics(
         of = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         what = "repetitions in one process, which are no independent samples," if one_process else "processes"
         times = f", and of {of} {what} the {name} of these"
-    sentences = [f"Cells: {name} of the samples of one process{times}{spreads.get(layout.statistic, '')}."]
+    sentences = [f"Cells: {name} of the {samples}{times}{spreads.get(layout.statistic, '')}."]
     if layout.statistic != DEFAULT_STATISTIC and (rates := _rates(cases, metrics)):
         sentences.append(f"{', '.join(rates)}: by the median time of each process, whatever the statistic.")
     return sentences

@@ -177,6 +177,8 @@ class SpecBase(StrictModel):
     """Coordinates that say how times were taken, with the sentence that a table of cases with each value has below."""
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {}
     """Metrics, with the sentence that a table with a column of one of them has below."""
+    process_metrics: ClassVar[frozenset[str]] = frozenset()
+    """Metrics each of whose samples is of another process."""
     first_plotted: ClassVar[str | None] = None
     """The metric that plots of a sweep, and of a kind without panels of its own, show first; None: a time, as for most
     kinds."""

@@ -53,6 +53,7 @@ class DiagnosisSpec(SpecBase):
         ): "step_ms is of the one process that was profiled, before it was; answer_step_ms is the answer's step, of "
         "the processes that alternate, each by its mean."
     }
+    process_metrics: ClassVar[frozenset[str]] = frozenset({"answer_step_ms"})
     table_columns: ClassVar[tuple[str, ...]] = ("answer_step_ms", "together_ms", "host_us", "gpu_busy_percent")
 
     @model_validator(mode="after")
