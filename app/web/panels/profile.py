@@ -107,7 +107,7 @@ def panels(results: JobResults) -> Iterator[Panel]:
 def draw_lines(rows: Sequence[Row]) -> Figure:
     """Draw a bar for each of the lines that take the most time: ms of Python itself, and of operators and waits."""
     names = {
-        escaped(row["function"] if row["file"] is None else f"{row['file']}:{row['line']} {row['function']}"): row
+        str(row["function"] if row["file"] is None else f"{row['file']}:{row['line']} {row['function']}"): row
         for row in rows[:MAX_LINES]
     }
     bars = {}

@@ -152,12 +152,12 @@ def draw_distributions(groups: Sequence[Processes], metric: str, unit: str | Non
     """Draw the distributions of both sides beside each other, case by case: a box, and every value as a dot."""
     traces = []
     for index, side in enumerate(dict.fromkeys(group.side for group in groups)):
-        own = [(group.case, value) for group in groups if group.side == side for value in group.values]
+        own = [(escaped(group.case), value) for group in groups if group.side == side for value in group.values]
         color = SIDES.get(side, PALETTE[index % len(PALETTE)])
         traces.append(
             {
                 "type": "box",
-                "name": side,
+                "name": escaped(side),
                 "x": [case for case, _ in own],
                 "y": [value for _, value in own],
                 "boxpoints": "all",

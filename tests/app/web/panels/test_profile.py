@@ -141,13 +141,14 @@ def test_points_above_the_roof_say_that_it_is_too_low() -> None:
 def test_lines_are_bars_of_python_and_the_rest() -> None:
     row = {"file": "train.py", "line": 49, "function": "SlowAdam.step", "self_ms": 4.0, "self_percent": 80.0}
     row |= {"total_ms": 4.0, "python_ms": 3.0, "device_self_ms": None, "device_total_ms": None, "calls": 7, "code": "a"}
-    outside = {**row, "file": None, "line": None, "function": "outside of your code", "python_ms": 0.0, "self_ms": 1.0}
+    outside = {**row, "file": None, "line": None, "function": "make.<lambda>", "python_ms": 0.0, "self_ms": 1.0}
     figure = draw_lines([row, outside])
     assert {trace["name"]: trace["x"] for trace in figure["data"]} == {
         "Python": [3.0, 0.0],
         "operators and waits": [1.0, 1.0],
     }
     assert "train.py:49" in figure["data"][0]["y"][0]
+    assert figure["data"][0]["y"][1] == "make.&lt;lambda&gt;"
     assert figure["table"]["rows"][0][:3] == ["train.py", 49, "SlowAdam.step"]
     assert figure["table"]["rows"][0][-1] == "a"
 
