@@ -21,6 +21,8 @@ LOOK = {
     "time of a step": {"color": "var(--quiet)"},
 }
 """The parts of the waterfall, in the order of the legend."""
+FITS = 0.99
+"""By a larger factor bars are not told to be drawn shorter."""
 HATCHED = ("at most", "unexplained")
 
 
@@ -48,6 +50,7 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
     step = 100 * _number(causes[0], "lost_ms") / (_number(causes[0], "lost_percent") or 100)
     shown = sorted(causes[:MOST_BARS], key=_is_work)
     bars: list[tuple[str, str, float, float, str]] = [(STEP, "time of a step", 0.0, step, "")]
+    scale = _scale(shown, step)
     left, at_floor, known = step, False, set()
     for row in shown:
         if _is_work(row) and not at_floor and left:
@@ -55,9 +58,9 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
             at_floor = True
         if row["cause"] in known:  # the bound was one of all that is lost to it
             continue
-        measured = row["bound_is"] == "measured" and not at_floor
+        measured = _is_measured(row)
         known |= {row["cause"]} if measured else set()
-        lost = min(left, step - _number(row, "bound_ms") if measured else _number(row, "lost_ms"))
+        lost = min(left, step - _number(row, "bound_ms") if measured else scale * _number(row, "lost_ms"))
         lost = max(lost, 0.0)
         part = "the model's own work" if at_floor else "measured without it" if measured else "at most"
         part = "unexplained" if row["cause"] == "unexplained" else part
@@ -91,8 +94,25 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
             "showlegend": True,
             **LEGEND,
         },
+        "note": ""
+        if scale > FITS
+        else f"What only the profile saw is drawn at {100 * scale:.0f} % of its time: it is longer "
+        "than what steps without other causes leave",
         "table": {"columns": ["bar", "what", "from (ms)", "length (ms)", "where"], "rows": [list(bar) for bar in bars]},
     }
+
+
+def _scale(shown: Sequence[Row], step: float) -> float:
+    """Return the factor by which the bars that only the profile saw fit beside those that were measured: after a sleep
+    or a read, it saw operators take longer than they do without it."""
+    measured = {row["cause"]: step - _number(row, "bound_ms") for row in reversed(shown) if _is_measured(row)}
+    seen = sum(_number(row, "lost_ms") for row in shown if row["cause"] not in measured)
+    left = max(0.0, step - sum(max(0.0, gain) for gain in measured.values()))
+    return min(1.0, left / (seen or 1.0))
+
+
+def _is_measured(row: Row) -> bool:
+    return row["bound_is"] == "measured" and not _is_work(row)
 
 
 def _is_work(row: Row) -> bool:
