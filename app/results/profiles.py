@@ -30,9 +30,10 @@ JOINED = {
     "classes": ("scope", "class"),
 }
 """Tables that are compared, and the columns that identify a row."""
-LEVELS = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 2), (0, 4))
-"""By which columns of `work` rows are matched: all, then without the kernel's name, then without the shapes of the
-operator's inputs, and last by phase and name, for work whose range is named otherwise."""
+LEVELS = {WORK: ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 2), (0, 4)), LINES: ((0, 1, 2), (1, 2))}
+"""By which columns rows are matched; those of other tables by all. Of `work`: all, then without the kernel's name, then
+without the shapes of the operator's inputs, and last by phase and name, for work whose range is named otherwise. Lines:
+last without the file, which may be another version's."""
 RUNS = ("running", "copies", "communication")
 """The classes of `waits` in which a device works: the rows of `work` explain them."""
 ONE_EACH = (
@@ -66,11 +67,8 @@ class ComparedTable:
     @cached_property
     def differences(self) -> list[Difference]:
         """Return the rows, those that changed most first."""
-        if self.kind == WORK:
-            found = list(matched(self.baseline, self.candidate, LEVELS))
-        else:
-            keys = dict.fromkeys([*self.baseline, *self.candidate])
-            found = [Difference(key, self.baseline.get(key), self.candidate.get(key)) for key in keys]
+        levels = LEVELS.get(self.kind, (range(len(JOINED[self.kind])),))
+        found = matched(self.baseline, self.candidate, levels)
         # All classes are listed, so a missing class could not be determined. A missing kernel did not run.
         known = self.kind != "classes"
         return sorted(found, key=lambda one: -abs(one.change if known or (one.baseline and one.candidate) else 0.0))
@@ -199,12 +197,12 @@ class ComparedProfiles:
 def _of_lines(lines: Sequence[Difference]) -> dict[str, float]:
     """Return the change of each line or, of a function whose lines mostly cancel each other, of the whole function: a
     line that became three is no difference."""
-    of: dict[tuple[Scalar, ...], list[Difference]] = defaultdict(list)
+    of: dict[Scalar, list[Difference]] = defaultdict(list)
     for one in lines:
         if one.key[2]:
-            of[one.key[:2]].append(one)
+            of[one.key[1]].append(one)
     parts = defaultdict[str, float](float)
-    for (_, function), its in of.items():
+    for function, its in of.items():
         change = sum(one.change for one in its)
         if 2 * abs(change) < sum(abs(one.change) for one in its):
             parts[str(function)] += change

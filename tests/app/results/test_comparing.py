@@ -499,10 +499,10 @@ class TestProfiles:
         """A table of one forward pass: range, operator, shapes, name, class, ms."""
         return ("work", [["forward", *row, 1.0] for row in rows_], WORK)
 
-    def lines(self, *rows_: tuple[int, str, str, float]) -> tuple[Any, Any]:
+    def lines(self, *rows_: tuple[int, str, str, float], file: str = "a.py") -> tuple[Any, Any]:
         """The table of the lines of a file: line, function, code, ms; beside work that is always the same."""
         work = self.work(("", "aten::mm", "[8]", "aten::mm", "matmul", 3.0))
-        return work, ("lines", [["a.py", *row] for row in rows_], LINES)
+        return work, ("lines", [[file, *row] for row in rows_], LINES)
 
     def test_work_is_matched_by_what_launched_it(self, database: Database, profile: Callable[..., int]) -> None:
         one = self.work(
@@ -548,23 +548,25 @@ class TestProfiles:
         sentence = about(compare(database, one, other), "sentence")
         assert "work takes 7 ms longer (+7 ms in float64): +7 ms matmul in mlp. " in sentence
 
-    def test_on_a_cpu_the_lines_of_the_users_code_tell_what_takes_longer(self, database, profile) -> None:
+    @pytest.mark.parametrize(("file", "where"), [("a.py", "a.py busy"), ("b.py", "a.py → b.py busy")])
+    def test_on_a_cpu_the_lines_of_the_users_code_tell_what_takes_longer(self, database, profile, file, where) -> None:
         one, other = (
-            profile(*self.lines((11, "busy", "for _ in range(n):", busy), (20, "step", "x @ x", 3.0)))
-            for busy in (2.0, 5.0)
+            profile(*self.lines((11, "busy", "for _ in range(n):", busy), (20, "step", "x @ x", 3.0), file=at))
+            for busy, at in ((2.0, "a.py"), (5.0, file))
         )
         sheet = compare(database, one, other)
         assert "a step takes 3 ms longer: +3 ms `for _ in range(n):` in busy. " in about(sheet, "sentence")
         row = next(row for row in rows(sheet) if row["table"] == "lines")
-        assert (row["name"], row["where"], row["change_ms"]) == ("for _ in range(n):", "a.py busy", 3.0)
+        assert (row["name"], row["where"], row["change_ms"]) == ("for _ in range(n):", where, 3.0)
 
-    def test_a_line_that_became_three_counts_with_its_function(self, database, profile) -> None:
+    @pytest.mark.parametrize("file", ["a.py", "b.py"])
+    def test_a_line_that_became_three_counts_with_its_function(self, database, profile, file) -> None:
         forward = (("h = gelu(self.up(x))", 7.0), ("h = h @ self.gate", 5.0), ("return self.down(h)", 5.0))
         one = self.lines(
             (1, "forward", "return self.down(gelu(self.up(x)))", 12.0), (20, "step", "loss.backward()", 5.0)
         )
         three = [(at, "forward", *line) for at, line in enumerate(forward, 1)]
-        other = self.lines(*three, (20, "step", "loss.backward()", 9.0))
+        other = self.lines(*three, (20, "step", "loss.backward()", 9.0), file=file)
         sentence = about(compare(database, profile(*one), profile(*other)), "sentence")
         assert "a step takes 9 ms longer: +5 ms forward, +4 ms `loss.backward()` in step. " in sentence
 
