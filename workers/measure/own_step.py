@@ -231,6 +231,11 @@ class OwnStep:
         return sum(one.numel() for one in known if one.requires_grad) if known else None
 
     @property
+    def may_train(self) -> bool:
+        """Whether it has trainable parameters, and not all of its modules are set to evaluate."""
+        return bool(self.trainable) and (not self.roots or any(one.training for one in self.roots))
+
+    @property
     def phase_names(self) -> tuple[str, ...]:
         """The phases so far, in the order in which they first came."""
         return (*self._names, REST) if self._names else (WHOLE,)

@@ -60,8 +60,9 @@ class ReturnedNumbers:
         """The table's rows: what was returned, and the number of steps up to the last `take`."""
         return [*self._rows, [MADE, None, "steps", max(0, self._begun - 1), None]]
 
-    def checks(self) -> list[Check]:
-        return check_finite(self._rows)
+    def checks(self, *, may_train: bool = False) -> list[Check]:
+        """Return the checks of what was returned. `may_train`: that of a step of the user's own."""
+        return [*check_finite(self._rows), *(check_constant(self._rows) if may_train else ())]
 
 
 def check_finite(rows: Iterable[Sequence[Scalar]]) -> list[Check]:
@@ -90,6 +91,23 @@ def check_finite(rows: Iterable[Sequence[Scalar]]) -> list[Check]:
     if lasting:
         return [Check("finite", False, "; ".join(lasting[:3]))]
     return [Check("finite", False, notes[0], "note")] if notes else []
+
+
+def check_constant(rows: Iterable[Sequence[Scalar]]) -> list[Check]:
+    """Note that what steps return, or the loss in it, never changes, as if they trained nothing; no check if it does,
+    or little is known. Whole numbers, such as counts, tell nothing."""
+    read: dict[str, list[float]] = {}
+    for row in rows:
+        if row[0] == RETURNED and isinstance(row[3], float):
+            read.setdefault(str(row[2]), []).append(row[3])
+    still = {name: its[0] for name, its in read.items() if len(its) > STEPS and len({*its}) == 1}
+    all_still = len(still) == len(read) and any(one % 1 for one in still.values())
+    told = [name for name in still if f" {name}".endswith((" loss", ".loss")) or all_still]
+    if not told:
+        return []
+    detail = f"{told[0]} is {still[told[0]]:.6g} in each step, as if nothing were updated: is the backward pass or the "
+    detail += "optimizer's step missing, or the learning rate 0? An evaluation calls model.eval()"
+    return [Check("constant", False, detail, "note")]
 
 
 def work_rows(work: Mapping[str, float | None]) -> list[list[Scalar]]:

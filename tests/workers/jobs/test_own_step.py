@@ -119,6 +119,11 @@ def make_losing_step(device, lost="", optimizer="AdamW"):
     return step
 
 
+def make_idle_step(device, evaluates=False):
+    model = torch.nn.Linear(8, 8).train(not evaluates)
+    return lambda: model(torch.ones(2, 8)).square().mean()
+
+
 def make_unseen_step(device, fused=False):
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=fused)
@@ -453,6 +458,14 @@ def test_what_a_step_returns_is_dropped_before_the_next_step_and_after_the_first
     training.take_returned(first, last=True)
     own.phases(())
     assert alive[-1]() is None
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_step_that_updates_nothing_is_told_unless_it_evaluates(run: Run, evaluates: bool) -> None:
+    checks = run("benchmark", "make_idle_step", arguments={"evaluates": evaluates}, measure_steps=9).verdict_on()[
+        "checks"
+    ]
+    assert ("constant" in [check["name"] for check in checks]) is not evaluates
 
 
 @pytest.mark.parametrize("fused", [False, True])

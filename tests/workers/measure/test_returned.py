@@ -13,6 +13,7 @@ from workers.measure.returned import (
     RETURNED,
     STEPS,
     ReturnedNumbers,
+    check_constant,
     check_finite,
     numbers_in,
     slim,
@@ -113,3 +114,25 @@ def test_what_was_never_finite_may_be_meant_so_if_it_is_infinite_beside_a_loss(n
     assert [check.severity for check in check_finite(rows)] == [severity]
     once = "suspect" if value == "nan" else "note"
     assert [check.severity for check in check_finite([[RETURNED, 10, name, None, value]])] == [once]
+
+
+@pytest.mark.parametrize(
+    ("values", "steps", "told"),
+    [
+        ({"value": 6.5}, STEPS + 1, "value"),
+        ({"value": 6.5}, STEPS, None),
+        ({"rank 0 loss": 6.0, "rank 0 lr": None}, STEPS + 1, "rank 0 loss"),
+        ({"value": 8.0}, STEPS + 1, None),
+        ({"lr": 0.1, "out": None}, STEPS + 1, None),
+    ],
+)
+def test_numbers_that_never_change_are_told(values: dict[str, float | None], steps: int, told: str | None) -> None:
+    """None is a number that changes."""
+    rows = [
+        [RETURNED, step, name, float(step) if value is None else value, None]
+        for step in range(1, steps + 1)
+        for name, value in values.items()
+    ]
+    found = check_constant(rows)
+    assert [(check.name, check.severity) for check in found] == ([("constant", "note")] if told else [])
+    assert told is None or found[0].detail.startswith(f"{told} is 6")

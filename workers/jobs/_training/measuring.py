@@ -70,7 +70,8 @@ def measure(
     if pacing == "loop":
         values.set("isolated_step_ms", ISOLATED, times.step)
     left = check_streams(marks.left_ms, statistics.median(step_ms))
-    return values, [*numbers.checks(), *left, *check_times(training, times, step_ms, busy, monitor)]
+    told = numbers.checks(may_train=training.own is not None and training.own.may_train)
+    return values, [*told, *left, *check_times(training, times, step_ms, busy, monitor)]
 
 
 def time_isolated(

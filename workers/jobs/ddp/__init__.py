@@ -77,7 +77,7 @@ class Measured:
 def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: Extent = "all") -> Measured:
     """Run the ranks, and report all that they find as this case. `extent`: "all" or "look"."""
     from workers.measure import environment
-    from workers.measure.returned import check_finite
+    from workers.measure.returned import check_constant, check_finite
     from workers.measure.validity import Monitor
 
     devices, best = choose_devices(spec), None
@@ -104,7 +104,9 @@ def measure(spec: DdpSpec, case: Case, title: str, report: Reporter, *, extent: 
         if spec.snapshot:
             report_snapshots(spec, found, report)
         report_tables(spec, found, lateness, report)
-        checks = [*check_finite(values_rows(spec, found)), *checks]
+        returned = values_rows(spec, found)
+        constant = check_constant(returned) if found[0]["may_train"] else []
+        checks = [*check_finite(returned), *constant, *checks]
         if predicts(spec):
             best, doubt = report_buckets(spec, found, turns_of(found, "silent"), values, report)
             if doubt is not None:

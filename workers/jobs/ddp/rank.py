@@ -263,6 +263,7 @@ class RankRun:
             "work": None if own is None else {kind: own.mean_work(kind) for kind in KINDS},
             "varies": own is not None and any(map(own.varies, KINDS)),
             "phases": None if own is None else own.phase_names,
+            "may_train": own is not None and own.may_train,
             "groups": 0 if own is None else len(distributed_c10d._world.pg_map) - self.groups,
             "communication": strategies.communication(spec, trained.sizes),
             "gradient_bytes": [size.numel * size.item_bytes for size in trained.sizes],
