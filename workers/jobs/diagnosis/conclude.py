@@ -537,7 +537,8 @@ def _is_own(row: Sequence[Scalar]) -> bool:
 def _bound(cause: str, bound: Scalar, how: str, results: Sequence[Result]) -> str:
     """Return the step without a cause, with its interval where that is known: "38.1 ms (35.2 … 41)"."""
     if bound is None:
-        return "not certain"
+        tried = any(one.removes and one.cause == cause and one.ratio is not None for one in results)
+        return "not certain" if tried else "not known"
     text = BOUND[how].format(_ms(float(bound)))
     for one in results if how == "measured" else ():
         if one.removes and one.cause == cause and one.ratio and one.low is not None and one.high is not None:

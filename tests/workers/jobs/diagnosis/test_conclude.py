@@ -290,7 +290,7 @@ def test_no_bound_contradicts_a_time_that_was_measured() -> None:
     much = [{**SEEN[0], "lost_ms": 70.0}, {**SEEN[1], "lost_ms": 30.0}]
     assert bound(result("no_input", "inconclusive", 0.4, **once), seen=much) == (30.0, "about 30 ms")
     assert bound(result("no_input", "inconclusive", 0.6, **once), seen=much) == (None, "not certain"), "not 30, for one"
-    assert bound(rough=True) == (None, "not certain")
+    assert bound(rough=True) == (None, "not known"), "no step without it was measured"
     assert bound(cure, rough=True) == (60.0, "at most 60 ms")
     assert bound(result("no_input", "inconclusive", 0.5, **once), agree=False) == (None, "not certain")
 
