@@ -497,7 +497,8 @@ def _of_causes(causes: Sequence[Sequence[Scalar]], results: Sequence[Result]) ->
         below = "; ".join(filter(None, [often, why_not]))
         if len(_wrapped(below, INDENT)) > MOST_BELOW:  # the table of changes has the reason
             below = often
-        yield from _wrapped(f"{below} -> {cure}".lstrip() if cure else below, INDENT)
+        yield from _wrapped(below, INDENT)
+        yield from _wrapped(f"-> {cure}" if cure else "", INDENT)
 
 
 LOSERS = {"not worth it": ("no_difference", "worse"), "not certain": ("inconclusive",)}
