@@ -95,19 +95,25 @@ def check_finite(rows: Iterable[Sequence[Scalar]]) -> list[Check]:
 
 def check_constant(rows: Iterable[Sequence[Scalar]]) -> list[Check]:
     """Note that what steps return, or the loss in it, never changes, as if they trained nothing; no check if it does,
-    or little is known. Whole numbers, such as counts, tell nothing."""
+    or little is known. Whole numbers, such as counts, tell nothing, nor do those of 16 bits, which hide small steps."""
     read: dict[str, list[float]] = {}
     for row in rows:
         if row[0] == RETURNED and isinstance(row[3], float):
             read.setdefault(str(row[2]), []).append(row[3])
     still = {name: its[0] for name, its in read.items() if len(its) > STEPS and len({*its}) == 1}
-    all_still = len(still) == len(read) and any(one % 1 for one in still.values())
-    told = [name for name in still if f" {name}".endswith((" loss", ".loss")) or all_still]
+    fine = [name for name, one in still.items() if one % 1 and not _has_16_bits(one)]
+    all_still = len(still) == len(read) and bool(fine)
+    told = [name for name in fine if f" {name}".endswith((" loss", ".loss")) or all_still]
     if not told:
         return []
     detail = f"{told[0]} is {still[told[0]]:.6g} in each step, as if nothing were updated: is the backward pass or the "
     detail += "optimizer's step missing, or the learning rate 0? An evaluation calls model.eval()"
     return [Check("constant", False, detail, "note")]
+
+
+def _has_16_bits(number: float) -> bool:
+    exact = torch.tensor(number, dtype=torch.float64)
+    return any(exact.to(dtype).double().item() == number for dtype in (torch.bfloat16, torch.float16))
 
 
 def work_rows(work: Mapping[str, float | None]) -> list[list[Scalar]]:

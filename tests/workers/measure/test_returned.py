@@ -119,9 +119,11 @@ def test_what_was_never_finite_may_be_meant_so_if_it_is_infinite_beside_a_loss(n
 @pytest.mark.parametrize(
     ("values", "steps", "told"),
     [
-        ({"value": 6.5}, STEPS + 1, "value"),
-        ({"value": 6.5}, STEPS, None),
-        ({"rank 0 loss": 6.0, "rank 0 lr": None}, STEPS + 1, "rank 0 loss"),
+        ({"value": 6.51}, STEPS + 1, "value"),
+        ({"value": 6.51, "accuracy": 0.5}, STEPS + 1, "value"),
+        ({"value": 6.51}, STEPS, None),
+        ({"rank 0 loss": 6.51, "rank 0 lr": None}, STEPS + 1, "rank 0 loss"),
+        ({"loss": 6.9375}, STEPS + 1, None),  # in bfloat16, AdamW with a learning rate of 1e-5 does not change it
         ({"value": 8.0}, STEPS + 1, None),
         ({"lr": 0.1, "out": None}, STEPS + 1, None),
     ],
