@@ -261,7 +261,7 @@ def move(
     from app.server.access import refuse_second_server
     from app.settings import OBJECT_STORES
     from app.store.database.engine import open_database, open_existing
-    from app.store.database.moving import copy_everything
+    from app.store.database.moving import copy_everything, refuse_other_moves
     from app.store.files.opening import open_files
 
     use_data_dir(data_dir)
@@ -277,6 +277,7 @@ def move(
     if settings.database_url == to:  # set already for server and workers; what moves is the folder's
         settings = settings.model_copy(update={"database_url": None})
     with _refused(), closing(open_existing(settings)) as source:
+        refuse_other_moves(source, to)
         refuse_second_server(settings)
         _refuse_living_workers(source)
         there = settings.model_copy(update={"database_url": to})

@@ -18,13 +18,17 @@ BYTES_AT_ONCE = 16 << 20
 """About the most of a batch's samples, tables and texts."""
 
 
+def refuse_other_moves(source: Database, to: str) -> None:
+    """Raise CannotRunHere unless SQLite would move to PostgreSQL, before anything is made at the URL."""
+    if source.backend.engine.dialect.name != "sqlite" or not to.startswith("postgresql"):
+        raise CannotRunHere("A data folder with SQLite moves to PostgreSQL: give --to a postgresql+psycopg:// URL.")
+
+
 def copy_everything(source: Database, target: Database) -> dict[str, int]:
     """Copy all rows in one transaction of the target; returns their number by table. Nobody can write to the source
     meanwhile. It is marked as moved first, and the mark goes if the copy fails: the one that a killed process leaves
     has to be taken away by hand, but never are two databases in use. Raises Conflict if the target has rows, and
-    CannotRunHere if it is not on PostgreSQL, or has not got every row."""
-    if target.backend.engine.dialect.name != "postgresql" or source.backend.engine.dialect.name != "sqlite":
-        raise CannotRunHere("A data folder with SQLite moves to PostgreSQL: give --to a postgresql+psycopg:// URL.")
+    CannotRunHere if it has not got every row."""
     with source.write() as old:
         mark_moved(old, target.backend.place)
     try:

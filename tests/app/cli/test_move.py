@@ -222,6 +222,7 @@ def test_a_running_server_or_worker_is_stopped_first(folder: Path, url: str) -> 
 def test_only_postgresql_is_moved_to(folder: Path, tmp_path: Path) -> None:
     refused = move(folder, f"sqlite:///{tmp_path / 'other.sqlite3'}")
     assert (refused.exit_code, "postgresql+psycopg://" in refused.stderr) == (1, True)
+    assert not [*tmp_path.glob("other.sqlite3*")]
 
 
 class TestFiles:
