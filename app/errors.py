@@ -31,8 +31,9 @@
 A job that fails raises no exception in the service: its `error` is a value, a problem that `job_problem` builds.
 """
 
+import difflib
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -61,6 +62,12 @@ class FieldError:
 
     pointer: str
     detail: str
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the end of a sentence about an unknown name: the one that may be meant, or all that there are."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}."
 
 
 class FlopwatchError(Exception):

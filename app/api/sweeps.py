@@ -29,7 +29,7 @@ from app.api.parameters import (
     declared,
     idempotency,
 )
-from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
+from app.api.pointers import MAX_ERRORS, describe, did_you_mean, pointer, sent_location
 from app.api.results import MAX_ROWS, RowsQuery, answer_table
 from app.api.schemas import DryRun, Page, Sweep, SweepTable
 from app.api.services import CurrentServices, Services
@@ -195,9 +195,11 @@ def _axis(spec: SpecBase, axis: str) -> tuple[Any, int]:
         place = schema["$defs"][place["$ref"].rpartition("/")[2]] if "$ref" in place else place
         # `arguments` take any name.
         named = (its for name, its in place.get("patternProperties", {}).items() if re.search(name, part))
-        place = place.get("properties", {}).get(part) or next(named, None)
+        known = place.get("properties", {})
+        place = known.get(part) or next(named, None)
         if place is None:
-            raise wrong_at(("fit", "axis"), f"Kind {spec.kind} has no such field")
+            hint = did_you_mean(part, list(known))
+            raise wrong_at(("fit", "axis"), f"Kind {spec.kind} has no field {axis}{hint}")
         value = value.get(part) if isinstance(value, dict) else None
     variants = [variant.get("items", variant) for variant in place.get("anyOf", [place])]
     integers = [variant for variant in variants if variant.get("type") == "integer"]

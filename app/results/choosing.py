@@ -5,10 +5,9 @@ label represents and no sweep varies. If two rows still look the same, they also
 differ.
 """
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, nearest
 from app.metrics import headline
 from app.results.cases import OF_THE_JOB, CaseOfJob
 from app.specs import KINDS
@@ -140,7 +139,7 @@ def refuse_unknown(what: str, requested: Sequence[str], known: Sequence[str], *,
     """Raise InvalidRequest for the first name that is not known, with the nearest that is."""
     unknown = [name for name in requested if name not in known]
     if unknown and there_is_something:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}."
         noun = "column" if what == "columns" else "coordinate"
-        raise InvalidRequest.at(f"/{what}", f"These results have no {noun} {unknown[0]!r}{hint}")
+        raise InvalidRequest.at(
+            f"/{what}", f"These results have no {noun} {unknown[0]!r}; {nearest(unknown[0], known)}"
+        )

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from app.columns import free_names, type_of
-from app.errors import InvalidRequest, NotFound
+from app.errors import InvalidRequest, NotFound, nearest
 from app.results.arranging import Pairs, chosen_rows, ordered, page
 from app.results.sheet import Column, Sheet
 from app.specs import KINDS, Scalar
@@ -216,7 +216,7 @@ def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
     names = sheet.names()
     for name in columns:
         if name not in (*names, EVERY_COLUMN):
-            detail = f"There is no column {name!r}; there is {', '.join(names)}, or {EVERY_COLUMN} for every one."
+            detail = f"There is no column {name!r}; {nearest(name, [*names, EVERY_COLUMN])}"
             raise InvalidRequest.at("/columns", detail)
     wanted = dict.fromkeys(column for name in columns for column in (names if name == EVERY_COLUMN else [name]))
     at = [names.index(name) for name in wanted]

@@ -223,7 +223,8 @@ def test_unclear_results_stop_the_search(fresh_site: Any, measured: Any) -> None
 @pytest.mark.parametrize(
     ("body", "pointer", "words"),
     [
-        ({"fit": {"axis": "context"}}, "/fit/axis", "has no such field"),
+        ({"fit": {"axis": "context_lengthh"}}, "/fit/axis", "no field context_lengthh; did you mean context_length?"),
+        ({"fit": {"axis": "model.siz"}}, "/fit/axis", "no field model.siz; did you mean size?"),
         ({"fit": {"axis": "precision"}}, "/fit/axis", "takes integers"),
         ({"fit": {"axis": "checkpoint_layers", "step": 1, "upto": 2}}, "/fit/axis", "Changes nothing"),
         ({"fit": {"axis": "seed", "step": 1, "upto": 2}}, "/fit/axis", "Changes nothing"),

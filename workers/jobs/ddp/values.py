@@ -238,7 +238,7 @@ def check_exposed(exposed: Sequence[float], step_ms: float, *, on_gpu: bool) -> 
     error = max(high - middle, middle - low) / step_ms
     known_to = f"{100 * error:.{1 if error < 0.1 else 0}f}%"
     limit = MAX_ERROR if on_gpu else MAX_ERROR_CPU
-    detail = f"exposed communication is uncertain by ± {known_to} of the step, limit {limit:.0%}"
+    detail = f"exposed communication is uncertain by ±{known_to} of the step, limit {limit:.0%}"
     if high < 0 and middle < -MAX_NEGATIVE * step_ms:
         detail = f"{detail}; the step without communication takes longer: it is the host's time, or the clocks differ"
         return Check("exposed_communication", False, detail)
