@@ -32,6 +32,7 @@ from workers.jobs.ddp.context import DoesNotFit, RankContext
 from workers.jobs.ddp.memory import Memory, MemoryMarks, memory_now
 from workers.jobs.ddp.overlap import record_operations, record_snapshot, record_step_overlap, why_no_profiler
 from workers.jobs.ddp.parity import ParityCheck
+from workers.jobs.ddp.replicas import samples
 from workers.jobs.ddp.strategies import NO_COMMUNICATION, Trained
 from workers.jobs.ddp.timing import StepTimer, Turn, measure_steps
 from workers.jobs.ddp.values import LEFT_OUT
@@ -264,6 +265,7 @@ class RankRun:
             "varies": own is not None and any(map(own.varies, KINDS)),
             "phases": None if own is None else own.phase_names,
             "may_train": own is not None and own.may_train,
+            "replicas": [] if own is None else samples(own.roots),
             "groups": 0 if own is None else len(distributed_c10d._world.pg_map) - self.groups,
             "communication": strategies.communication(spec, trained.sizes),
             "gradient_bytes": [size.numel * size.item_bytes for size in trained.sizes],

@@ -18,6 +18,7 @@ from workers.jobs._training.building import name_of
 from workers.jobs._training.metrics import NO_PARAMETERS, Shares, add_shares, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, has_buckets, predicts
+from workers.jobs.ddp.replicas import check_replicas
 from workers.measure.check import Check, check_cores, not_judged
 from workers.measure.compilation import Compilation
 
@@ -146,6 +147,7 @@ def add_values(
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
     exposed += [*add_hidden(values), *check_communicates(values, spec)]
+    exposed += check_replicas([rank["replicas"] for rank in found])
     if has_buckets(spec):
         values.set("buckets", None, [found[0]["buckets"]])
     add_memory(values, spec, found, turns)

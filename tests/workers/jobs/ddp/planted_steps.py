@@ -112,6 +112,12 @@ def make_uneven_step(device):
     return step
 
 
+def make_apart_step(device):
+    torch.manual_seed(dist.get_rank())
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2, device=device), init_sync=False)
+    return lambda: model(torch.ones(1, 2, device=device)).sum().backward()
+
+
 class Float32(torch.nn.Module):
     """A model that computes outside of autocast."""
 

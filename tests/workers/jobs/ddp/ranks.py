@@ -1,5 +1,6 @@
 """What the ranks of test_ddp.py do. Ranks import it by name."""
 
+import contextlib
 import functools
 import gc
 import json
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallel import BucketedDataParallel, ShardedOptimizer
 from parallel.process_group import Rank
 from workers.jobs._base import parse_spec
 from workers.jobs._training import building
@@ -23,7 +25,9 @@ from workers.jobs.ddp import rank as rank_module
 from workers.jobs.ddp import strategies
 from workers.jobs.ddp.memory import state_bytes
 from workers.jobs.ddp.rank import Extent, measure_rank
+from workers.jobs.ddp.replicas import samples
 from workers.measure.memory import OutOfMemory
+from workers.measure.own_step import OwnStep
 from workers.measure.ranges import Ranges
 from workers.model.steps import BackwardStep
 
@@ -266,3 +270,44 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch, Rank], None]] = {
     "no host memory": without_host_memory,
 }
 """What may be broken in a rank's process, by the first part of a spec's name."""
+
+
+def replicas(how: str) -> Any:
+    """Train a model of the user's own, wrapped as `how` says, and return `samples`; ranks list it and a twin, which is
+    not trained, in another order."""
+    ours, rank = how.startswith("ours"), dist.get_rank()
+
+    def wrapped(module: nn.Module) -> Any:
+        return BucketedDataParallel(module) if ours else nn.parallel.DistributedDataParallel(module)
+
+    def make() -> Callable[[], None]:
+        torch.manual_seed(0)
+        module, other = (nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4), nn.BatchNorm1d(4)) for _ in range(2))
+        if how == "frozen":
+            module[1].requires_grad_(False).weight.fill_(rank)
+        if how == "ignored":
+            nn.init.constant_(module[0].weight, rank)
+            module._ddp_params_and_buffers_to_ignore = ["0.weight"]
+        model, twin = wrapped(module), wrapped(other)
+        kind = functools.partial(torch.optim.AdamW, lr=1e-4 * (1 + rank * how.endswith("rate")))
+        parameters = model.parameters()
+        optimizer: Any = ShardedOptimizer(parameters, kind) if how.endswith("sharded") else kind(parameters)
+
+        def step() -> None:
+            assert twin is not None
+            with model.no_sync() if how == "local" else contextlib.nullcontext():
+                model(torch.randn(4, 8) + rank).square().mean().backward()
+            if ours:
+                model.finish_gradient_synchronization()
+            if not (how == "steps alone" and rank):
+                optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    own = OwnStep()
+    own.make(make)
+    for _ in range(3):
+        own.prepare()
+        own.phases(())
+    return samples(own.roots[:: 1 if rank else -1])

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import pickle
+import re
 import shutil
 import statistics
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from tests.workers.jobs.ddp.ranks import (
     PROFILED,
     SLOWER_MS,
     dtypes_in_blocks,
+    replicas,
     run_all,
     run_one,
 )
@@ -53,6 +55,7 @@ from workers.jobs.ddp.parity import (
     small_gradients,
 )
 from workers.jobs.ddp.rank import rounds_of, run_rank
+from workers.jobs.ddp.replicas import check_replicas
 from workers.jobs.ddp.timelines import ranks_of
 from workers.jobs.ddp.timing import LATER_WARMUP
 from workers.jobs.ddp.values import (
@@ -137,6 +140,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "warmup_steps": 0,
         "measure_steps": 6,
     },
+    "apart, own": {"step_code": {**CODE, "function": "make_apart_step"}},
     "only times, flat": {"strategy": "flat", "measure_steps": 2},
     "flat": {"strategy": "flat"},
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 3},
@@ -272,6 +276,28 @@ def test_a_step_of_ones_own_whose_ranks_exchange_nothing_is_suspect(fields, time
     # Of steps that share gradients now and then a median would be 0.
     known = spec.step_code is not None and times_ms not in (None, [0.0, 0.1])
     assert (found.samples("communication_percent", None) is not None) == known
+
+
+def test_ranks_that_train_different_models_are_suspect(run: Any) -> None:
+    check = run("apart, own").check("replicas")
+    assert (check["ok"], check["severity"]) == (False, "suspect")
+    assert re.match(r"ranks 0 and 1 train different models: (weight|bias) \[", check["detail"])
+
+
+@pytest.mark.parametrize("how", ["steps alone", "other rate", "ours, other rate"])
+def test_ranks_that_a_wrapper_does_not_keep_equal_are_told(two_ranks: Pool, how: str) -> None:
+    (check,) = check_replicas(two_ranks(replicas, how))
+    assert (check.name, check.severity) == ("replicas", "suspect")
+    assert re.match(
+        r"ranks 0 and 1 train different models: \d.(weight|bias) \[.*\] differs by .* of its norm", check.detail
+    )
+
+
+@pytest.mark.parametrize("how", ["", "ours", "frozen", "ignored", "ours, sharded", "local"])
+def test_ranks_that_are_equal_or_are_not_meant_to_be_are_not_told(two_ranks: Pool, how: str) -> None:
+    assert check_replicas(found := two_ranks(replicas, how)) == []
+    assert all(elements for _, elements in found[0])
+    assert len(found[0]) == (1 if how == "local" else 2)
 
 
 def test_one_process_draws_and_keeps_what_each_rank_does_and_a_parameter_without_gradient_is_named(run: Any) -> None:
