@@ -15,6 +15,7 @@ from app.specs.benchmark import BenchmarkSpec
 from kernels.building import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
 from tests.workers.reporting import Report, reported
+from workers import uploaded
 from workers.jobs._training import building
 from workers.jobs._training.metrics import add_busy, metrics_of, precisions_of
 from workers.jobs._values import Values
@@ -396,6 +397,9 @@ def test_what_is_no_model_is_refused(run, model_class, words: str, monkeypatch: 
     monkeypatch.setattr(MODELS, "load", lambda name: model_class)
     with pytest.raises(Unsupported, match=words):
         run()
+    monkeypatch.setattr(uploaded, "load", lambda code: model_class)
+    with pytest.raises(uploaded.BrokenCode, match=words.replace("transformer_lm", "Mine@m.py")):
+        run(code={"sha256": "a" * 64, "function": "Mine", "file": "m.py"})
 
 
 def test_fused_parts_need_a_gpu_and_a_model_that_has_them(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,15 +123,18 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         **options_of(model_class, spec, attention.function),
     }
 
+    no_model = Unsupported if spec.code is None else uploaded.BrokenCode
+
     def make() -> torch.nn.Module:
         try:
             model = model_class(**arguments)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
                 raise  # from inside of it; a decorator may add arguments that its signature lacks
-            raise Unsupported(f"model {name_of(spec)!r} is called with {', '.join(arguments)}: {error}") from error
+            takes = f"is called with {', '.join(arguments)}, and more that it names, such as attention"
+            raise no_model(f"model {name_of(spec)!r} {takes} (docs/how-to-add-a-model.md): {error}") from error
         if not isinstance(model, torch.nn.Module):
-            raise Unsupported(f"model {name_of(spec)!r} is of type {type(model).__name__}, and no torch.nn.Module")
+            raise no_model(f"model {name_of(spec)!r} is of type {type(model).__name__}, and no torch.nn.Module")
         if spec.mode == "generate" and not hasattr(model, "new_cache"):
             raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
         if spec.model_has_loss and "targets" not in inspect.signature(model.forward).parameters:
