@@ -332,8 +332,10 @@ def test_a_phase_of_some_steps_has_no_time_and_parameters_may_be_those_of_all_op
 
 
 def test_a_step_that_runs_no_operators_has_a_profile(run: Run) -> None:
-    numbers = medians(run("profile", "make_slower_step"))
+    report = run("profile", "make_slower_step")
+    numbers = medians(report)
     assert numbers["work_ms"] == 0 < 5 <= (numbers["profiled_step_ms"] or 0)
+    assert "optimizer" not in {row["class"] for row in report.table_rows("classes")}, "only its phase would tell"
 
 
 def test_a_step_without_phases_has_in_a_loop_the_loops_times(run: Run) -> None:

@@ -487,20 +487,24 @@ class Profiling:
                 self.values.set(f"{class_usage.class_name}_share_percent", scope, share, "the phases have no work")
         if self.spec.cuda_graph:
             self._leave_out_what_a_graph_hides(usages)
+        elif self.spec.step_code is not None and OPTIMIZER not in self.of_step:
+            self._leave_out(usages, OPTIMIZER, "only by a phase named optimizer")
         self.report.table("classes", tables.CLASS_SHARES, tables.class_rows(usages))
 
     def _leave_out_what_a_graph_hides(self, usages: dict[str, list[ClassUsage]]) -> None:
         """Remove the classes that follow from phases and ranges, since a graph has neither."""
         (scope,) = usages
-        hidden = {}
         if self.spec.mode == "train_step":
-            hidden[OPTIMIZER] = f"only by kernels' own names: {NO_PHASES}"
+            self._leave_out(usages, OPTIMIZER, f"only by kernels' own names: {NO_PHASES}")
         if not any(class_usage.calls for class_usage in usages[scope] if class_usage.class_name == NORMALISATION):
-            hidden[NORMALISATION] = NO_NORMS
-        for name, why in hidden.items():
+            self._leave_out(usages, NORMALISATION, NO_NORMS)
+
+    def _leave_out(self, usages: dict[str, list[ClassUsage]], name: str, why: str) -> None:
+        """Remove a class, since its work is told `why`."""
+        self._tell(f"class {name}", None, None, why)
+        for scope, found in usages.items():
             self.values.set(f"{name}_share_percent", scope, None, why)
-            self._tell(f"class {name}", None, None, why)
-        usages[scope] = [class_usage for class_usage in usages[scope] if class_usage.class_name not in hidden]
+            usages[scope] = [class_usage for class_usage in found if class_usage.class_name != name]
 
     def _add_ranges(self, attribution: Attribution) -> None:
         phases = self.phases
