@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -28,6 +29,7 @@ from workers.model.graphed import WARMUP_STEPS, GraphedStep
 from workers.model.optimizer import class_and_arguments
 from workers.model.precision import PRECISIONS, set_parameter_dtype
 from workers.model.steps import ACCUMULATION, MAX_LEARNING_RATE, BackwardStep, TrainStep
+from workers.outcome import RunnerError
 from workers.torch_host import seed_everything
 
 NO_COMMUNICATION = "none"
@@ -185,6 +187,22 @@ def wrap(
     return wrapped, wrapped.finish_gradient_synchronization
 
 
+class _TorchDdp(nn.parallel.DistributedDataParallel):
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Raise RunnerError where a parameter had no gradient: torch's error advises on arguments of its own."""
+        try:
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            lacking = re.search(r"did not receive grad for rank \d+: (\d+)", str(error))
+            if lacking is None:
+                raise
+            names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+            raise RunnerError(
+                f"torch_ddp needs a gradient of each trainable parameter, and {names[int(lacking[1])]} got none: "
+                "use it, set its requires_grad to False, or choose another strategy, such as bucketed"
+            ) from error
+
+
 def torch_ddp(module: nn.Module, bucket_size_mb: float | None, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Return torch's DistributedDataParallel around the module, with gradients as views of its buckets."""
     device = next(module.parameters()).device
@@ -199,7 +217,7 @@ def torch_ddp(module: nn.Module, bucket_size_mb: float | None, group: dist.Proce
         buffers: False,
         "process_group": group,
     }
-    return nn.parallel.DistributedDataParallel(module, **options)
+    return _TorchDdp(module, **options)
 
 
 def torch_fsdp(

@@ -74,7 +74,7 @@ from workers.jobs.ddp.values import (
 from workers.measure import validity, warmup
 from workers.measure.memory import memory_meter
 from workers.measure.warmup import WarmUp
-from workers.outcome import Crashed, Unsupported
+from workers.outcome import Crashed, RunnerError, Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 MATRICES = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24)
@@ -909,6 +909,23 @@ def test_a_small_gradient_is_judged_by_its_share_of_all(share: float, off_by: fl
     assert errors["small"] == pytest.approx(off_by * min(share / SMALL_SHARE, 1), rel=1e-3)
     assert (errors["small"] <= tolerance(spec, "gradient_error")) is is_ok
     assert small_gradients(alone) == ({"small"} if share < SMALL_SHARE else set())
+
+
+class Half(torch.nn.Sequential):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self[1](x)
+
+
+def test_torch_ddp_names_the_parameter_without_a_gradient() -> None:
+    model = Half(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = strategies.torch_ddp(model, None)
+        wrapped(torch.ones(2)).sum().backward()
+        with pytest.raises(RunnerError, match=r"0\.weight got none: .* bucketed"):
+            wrapped(torch.ones(2))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.gpu
