@@ -389,11 +389,13 @@ def _store_errors(*, reading: bool = False) -> Iterator[None]:
         if reading and isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
             raise NotFound("The artifact's file is gone.") from None
         # The error as its cause would show the request.
-        raise StoreUnreachable(f"The object store cannot be used now: {_words(error)}.") from None
+        raise StoreUnreachable(f"{_words(error)}.") from None
 
 
 def _words(error: Exception) -> str:
     """Return the first line of an error of obstore's, without queries, which may be signed, and without markup."""
     first = str(error).partition("\n")[0]
     code = re.search(r"<Code>(\w+)</Code>", str(error))
-    return re.sub(r"\?\S*", "", first.partition(": <")[0]).rstrip(" .") + (f" ({code[1]})" if code else "")
+    said = re.sub(r"\?\S*", "", first.partition(": <")[0]).rstrip(" .") + (f" ({code[1]})" if code else "")
+    # The cloud's address for machines in it, asked where the environment has no credentials.
+    return said + "; no credentials are set, such as AWS_ACCESS_KEY_ID" * ("169.254.169.254" in said)

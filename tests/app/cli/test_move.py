@@ -247,6 +247,7 @@ class TestFiles:
             Uploads(database, ArtifactFiles(settings.artifacts_dir)).put(b"code")
         moved = move(tmp_path, url)
         assert (moved.exit_code, told in moved.output.replace("\n", " ")) == (1, True), moved.output
+        assert moved.output.count("The object store cannot be used now") < 2, "the title says it"
 
 
 def test_a_user_who_may_not_identify_the_server_moves_nothing(folder: Path, postgres: Server) -> None:

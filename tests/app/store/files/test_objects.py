@@ -205,6 +205,8 @@ class TestCutNetwork:
             assert SECRET not in error.detail
             assert error.__cause__ is None
             assert "\n" not in error.detail
+        asked = "PUT http://169.254.169.254/latest/api/token"
+        assert objects._words(OSError(asked)) == f"{asked}; no credentials are set, such as AWS_ACCESS_KEY_ID"
 
 
 class TestRemoval:
