@@ -413,6 +413,7 @@ class Flopwatch(Connection):
             'succeeded'
         """
         job_id, deadline = id_of(job), deadline_of(timeout_s)
+        later = f"show {job_id}"
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             tell, log = getattr(display, "tell", None), getattr(display, "log", None)
@@ -423,7 +424,7 @@ class Flopwatch(Connection):
                     queued, reason = event.data["state"] == "queued", None
                     display(0, 0, event.data["state"])
                 # What the reason depends on, such as the workers, makes no event of the job.
-                if queued and (latest := self.patiently(lambda: self._in_queue(job_id), deadline)) != reason:
+                if queued and (latest := self.patiently(lambda: self._in_queue(job_id), deadline, later)) != reason:
                     reason = latest
                     display(0, 0, latest)
                 if event is not None and event.type == "log" and log is not None:
@@ -437,7 +438,7 @@ class Flopwatch(Connection):
                         if tell is not None:
                             tell(f"{done}/{total} {message}")
                     display(done, total, message)
-        done = self.patiently(lambda: self.job(job_id), deadline)
+        done = self.patiently(lambda: self.job(job_id), deadline, later)
         if check and done["state"] != "succeeded":
             raise JobFailed(done)
         return done
@@ -463,11 +464,11 @@ class Flopwatch(Connection):
             3
         """
         sweep_id = id_of(sweep)
-        deadline = deadline_of(timeout_s)
+        deadline, later = deadline_of(timeout_s), f"sweeps {sweep_id}"
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             while True:
-                current, waiting = self.patiently(lambda: self._look_at_sweep(sweep_id), deadline)
+                current, waiting = self.patiently(lambda: self._look_at_sweep(sweep_id), deadline, later)
                 counts = current["counts"]
                 total, done = sum(counts.values()), sum(counts[current] for current in FINISHED)
                 state = f"{counts['running']} running, {counts['failed']} failed{_largest_that_fits(current)}"
@@ -496,7 +497,7 @@ class Flopwatch(Connection):
         return (event for event in self._events(id_of(job), timeout_s) if event is not None)
 
     def _events(self, job_id: int, timeout_s: float | None) -> Iterator[Event | None]:
-        return self.stream(f"/jobs/{job_id}/events", f"Job {job_id}", timeout_s)
+        return self.stream(f"/jobs/{job_id}/events", f"Job {job_id}", f"show {job_id}", timeout_s)
 
     # Looking
 

@@ -298,24 +298,26 @@ class Connection:
         finally:
             response.close()
 
-    def patiently(self, ask: Callable[[], T], deadline: float) -> T:
-        """Return what `ask` answers; while the server is away, ask again as often as a lost stream is resumed."""
+    def patiently(self, ask: Callable[[], T], deadline: float, command: str) -> T:
+        """Return what `ask` answers; while the server is away, ask again as often as a lost stream is resumed.
+        `command` shows later what is waited for, as the error says."""
         failures = 0
         while True:
             try:
                 return ask()
             except Unreachable as error:
                 failures += 1
-                is_away = isinstance(error.__cause__, httpx.TransportError)
-                if not is_away or failures > MAX_RECONNECTS or time.monotonic() >= deadline:
+                if not isinstance(error.__cause__, httpx.TransportError):
                     raise
+                if failures > MAX_RECONNECTS or time.monotonic() >= deadline:
+                    raise self._lost(error.__cause__, command) from error.__cause__
                 time.sleep(RECONNECT_S)
 
-    def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event | None]:
+    def stream(self, path: str, what: str, command: str, timeout_s: float | None = None) -> Iterator[Event | None]:
         """Yield a route's events from the first to the last, and None for each sign of life between them; after a lost
         connection, resume where it stopped.
 
-        `what` names the source of the events, for the error.
+        `what` names the source of the events, for the error, and `command` shows it later.
 
         Raises:
             WaitTimeout: it was not done after `timeout_s` seconds; noticed when the server next sends something.
@@ -344,7 +346,7 @@ class Connection:
                     raise WaitTimeout(f"{what} was not done after {timeout_s:g} s; it keeps running.") from None
                 failures += 1
                 if failures > MAX_RECONNECTS:
-                    raise Unreachable(f"Lost {self.url}: {_sentence(error)}.") from error
+                    raise self._lost(error, command) from error
                 time.sleep(RECONNECT_S)
 
     def all_rows(self, path: str, params: Mapping[str, Any], limit: int | None = None) -> Answer:
@@ -399,6 +401,10 @@ class Connection:
         if "://" not in self.url:
             cure = f"Write http://{self.url} or https://{self.url}."
         return Unreachable(f"Cannot talk to {self.url}{self._named_by}: {_sentence(error)}. {cure}")
+
+    def _lost(self, error: Exception, command: str) -> Unreachable:
+        kept = f"What was submitted is kept: `flopwatch {command}` when the server is back."
+        return Unreachable(f"Lost {self.url}: {_sentence(error)}. {kept}")
 
 
 def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event | None]]:

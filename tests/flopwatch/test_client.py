@@ -420,7 +420,8 @@ def test_waiting_outlasts_a_restart_of_the_server(flopwatch, monkeypatch, what, 
         return send(request, **options)
 
     monkeypatch.setattr(flopwatch._http, "send", restarting)
-    with pytest.raises(Unreachable) if away > connection.MAX_RECONNECTS else nullcontext():
+    kept = f"refused. What was submitted is kept: `flopwatch {'show' if what == 'job' else 'sweeps'} "
+    with pytest.raises(Unreachable, match=kept) if away > connection.MAX_RECONNECTS else nullcontext():
         flopwatch.wait(job, check=False) if what == "job" else flopwatch.wait_for_sweep(sweep)
     assert len(refused) == away
 
