@@ -30,6 +30,7 @@ from app.settings import Settings
 from app.specs import KINDS, SpecBase
 from flopwatch.text.markdown_tables import shortened
 from flopwatch.text.times import duration
+from flopwatch.text.validity import notes
 from workers import messages, uploaded
 from workers.agent.spool import Spool
 from workers.agent.verdicts import TABLE
@@ -308,4 +309,5 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
     if result["artifacts"]:
         sys.stdout.write("".join(f"{line}\n" for line in ("\nfiles:", *(file["path"] for file in result["artifacts"]))))
     if result["validity"] is not None:
-        sys.stdout.write(f"\nvalidity: {result['validity']['verdict']}\n")
+        told = [*notes(result["validity"]), f"validity: {result['validity']['verdict']}"]
+        sys.stdout.write("".join(f"{line}\n" for line in ("", *told)))

@@ -265,6 +265,16 @@ def own(folder: Path, source: str) -> tuple[dict[str, Any], list[str]]:
     return spec, ["--code", str(file)]
 
 
+def test_notes_are_printed(tmp_path: Path, run: Run) -> None:
+    spec, options = own(
+        tmp_path,
+        ENDS.format(end="return float('nan') if (calls := calls + 1) == 1 else 1.0").replace(
+            "    def step():", "    calls = 0\n    def step():\n        nonlocal calls"
+        ),
+    )
+    assert "\nnote: finite: step 1: value is nan, and later finite\n" in run(spec, *options)[1]
+
+
 @pytest.mark.parametrize(
     ("end", "called"),
     [
