@@ -124,7 +124,7 @@ def test_one_of_several_cases_is_chosen(database: Database, measure: Measure) ->
     assert list(results.cases_of_job(database, job)) == ["key-fp32", "key-bf16"]
     with pytest.raises(InvalidRequest, match="No row has precision=int4; there is fp32, bf16"):
         results.history(database, CaseChoice(job=job, coordinates=[("precision", "int4")]))
-    with pytest.raises(InvalidRequest, match="no coordinate 'precison'; there is "):
+    with pytest.raises(InvalidRequest, match="no coordinate 'precison'; did you mean precision"):
         results.history(database, CaseChoice(job=job, coordinates=[("precison", "fp32")]))
 
 
