@@ -1,10 +1,11 @@
 """Prints aligned columns, progress, and jobs in words."""
 
 import contextlib
+import functools
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from app.cli.terminal import cell, echo, echo_columns, echo_json, echo_line, echo_table
@@ -12,6 +13,7 @@ from app.states import FIRST_IN_QUEUE
 from flopwatch.client import Flopwatch
 from flopwatch.connection import ClientError, problem_text
 from flopwatch.progress import Show, progress_bar
+from flopwatch.queries import Question
 from flopwatch.text.cases import case_text
 from flopwatch.text.markdown_tables import cut
 from flopwatch.text.numbers import NOTHING, number
@@ -179,10 +181,12 @@ def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:
         echo_line(f"files: {', '.join(names[:MAX_NAMED])}{more}; `flopwatch download {job['id']}` fetches them")
 
 
-def print_answer(server: Flopwatch, job: dict[str, Any]) -> None:
+def print_answer(server: Flopwatch, job: dict[str, Any], question: Question | None = None) -> None:
     """Print what a job has just answered. Of profiles and comparisons that succeeded, print the rows that matter and
-    the command for the rest; of other jobs all results."""
-    answer = {"profile": _print_kernels, "compare": _print_comparison}.get(job["kind"])
+    the command for the rest; of other jobs all results. `question`: of a comparison."""
+    of_comparison = functools.partial(_print_comparison, question=question or {})
+    answers: dict[str, Callable[..., bool]] = {"profile": _print_kernels, "compare": of_comparison}
+    answer = answers.get(job["kind"])
     if answer is None or job["state"] != "succeeded" or not answer(server, job):
         print_results(server, job)
     if job["state"] == "failed":
@@ -264,10 +268,10 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
     return True
 
 
-def _print_comparison(server: Flopwatch, job: Mapping[str, Any]) -> bool:
+def _print_comparison(server: Flopwatch, job: Mapping[str, Any], question: Question) -> bool:
     """Print a comparison as `flopwatch compare` does."""
     echo()
-    echo_table(server.compare_text([job["id"]], limit=MOST_COMPARED).text)
+    echo_table(server.compare_text([job["id"]], limit=MOST_COMPARED, **question).text)
     print_missing(server.missing(job))
     return True
 

@@ -582,6 +582,8 @@ def conclude(
         gate = _gate(chosen, metrics, obstacles, sentence, fail_above_percent, unconfirmed)
     if same is not None and gate is not None and gate.outcome in ("passed", "inconclusive"):
         gate = replace(gate, sentence=f"{gate.outcome}: {same}")
+    elif gate is not None and gate.outcome == conclusion == "inconclusive" and len(chosen) == 1:
+        sentence = gate.sentence  # one answer, with the processes that find a difference of the limit
     return Judgement(sentence, conclusion, next(iter(metrics), None), gate)
 
 

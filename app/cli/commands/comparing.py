@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flopwatch import Flopwatch
     from flopwatch.client import ComparisonText
     from flopwatch.progress import Show
+    from flopwatch.queries import Question
 
 EXIT_CODES = {
     "passed": 0,
@@ -110,6 +111,11 @@ class Judging:
         ),
     ] = None
 
+    def question(self) -> Question:
+        """Return what the server is asked."""
+        limit = _percent(self.fail_above)
+        return {"metrics": self.metric, "fail_above_percent": limit, "expect_equal": self.expect_equal}
+
 
 @command
 def compare(
@@ -138,32 +144,30 @@ def compare(
     if alternate:
         quiet = as_json or output_format == BRIEF
         compared = _again_in_turns(server, *compared, replicates, show=(lambda *_: None) if quiet else None), None
-    metrics, expect_equal = judging.metric, judging.expect_equal
     if as_json or output_format == BRIEF or judging.keep_if is not None:
         judged = judge(server, *compared, judging)
         if as_json or output_format == BRIEF:
             answer(judged, as_json=as_json)
         print_table(
-            server.compare_text(*compared, format=format_of(output_format), metrics=metrics).text, output_format
+            server.compare_text(*compared, format=format_of(output_format), metrics=judging.metric).text, output_format
         )
         echo_line(judged.sentence or "", err=True)
         raise typer.Exit(judged.exit_code)
     comparison = server.compare_text(
         *compared,
         format=format_of(output_format),
-        metrics=metrics,
-        fail_above_percent=_percent(judging.fail_above),
-        expect_equal=expect_equal,
         limit=limit,
+        **judging.question(),
     )
     print_table(comparison.text, output_format)
-    _exit(comparison, output_format, is_judged=judging.fail_above is not None or expect_equal is not None)
+    is_judged = judging.fail_above is not None or judging.expect_equal is not None
+    _exit(comparison, output_format, is_judged=is_judged)
 
 
 def judge(server: Flopwatch, baseline: str | list[int], candidate: list[int] | None, judging: Judging) -> Brief:
     """Return the document of a comparison, with the answer of the gate or to `--keep-if`, if one is asked for, or a
     wrong result as its outcome."""
-    from flopwatch.queries import Question, comparison_query
+    from flopwatch.queries import comparison_query
 
     limit, expect_equal = _percent(judging.fail_above), judging.expect_equal
     if judging.keep_if is not None:

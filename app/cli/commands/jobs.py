@@ -42,7 +42,7 @@ from app.cli.terminal import echo, echo_line, echo_table, first_of, raw
 
 if TYPE_CHECKING:
     from flopwatch import Flopwatch
-    from flopwatch.queries import Description, JobFilter
+    from flopwatch.queries import Description, JobFilter, Question
 
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
@@ -189,9 +189,16 @@ def wait_for_answer(
         raise typer.Exit(code)
 
 
-def _go_on(server: Flopwatch, job: dict[str, Any], waiting: Waiting, *, follow: bool = False) -> None:
+def _go_on(
+    server: Flopwatch,
+    job: dict[str, Any],
+    waiting: Waiting,
+    *,
+    follow: bool = False,
+    question: Question | None = None,
+) -> None:
     """Print the result of a submission and, if asked, wait for the job, and meanwhile print its output; exits with 1
-    unless it succeeded, or with WRONG."""
+    unless it succeeded, or with WRONG. `question`: of a comparison."""
     from app.cli.output import OutputDisplay, print_answer, print_answers, print_job, print_json, progress_display
 
     wait, as_json = waiting.waits, waiting.as_json
@@ -214,7 +221,7 @@ def _go_on(server: Flopwatch, job: dict[str, Any], waiting: Waiting, *, follow: 
     elif wait:
         print_answers(server, job)
         print_job(job)
-        print_answer(server, job)
+        print_answer(server, job, question)
     if wait and (code := _code_of(job)):
         raise typer.Exit(code)
 
@@ -247,10 +254,11 @@ def versus(
         if done["state"] != "succeeded":
             answer(of_job(server, done, exit_code), as_json=as_json)
         answer(judge(server, [job["id"]], None, judging), as_json=as_json)
-    _go_on(server, job, Waiting(True, wait_at_most))
+    _go_on(server, job, Waiting(True, wait_at_most), question=judging.question())
     if judging != Judging():
         judged = judge(server, [job["id"]], None, judging)
-        echo_line(judged.sentence or "", err=True)
+        if judging.keep_if is not None:  # else printed with the comparison
+            echo_line(judged.sentence or "", err=True)
         raise typer.Exit(judged.exit_code)
 
 

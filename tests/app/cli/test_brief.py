@@ -272,6 +272,8 @@ def test_versus_keeps_what_is_better(site: Any, flopwatch: Any, turns: Turns, tm
         told = json.loads(flopwatch("versus", *versions, "--json", "--", "benchmark").stdout)
         assert told == json.loads(flopwatch("compare", str(job["id"]), "--keep-if", "better", "--json").stdout)
         assert flopwatch("versus", *versions, "--", "benchmark").returncode == exit_code
+        gated = flopwatch("versus", *versions[:-2], "--fail-above", "5%", "--", "benchmark")
+        assert (gated.stdout.count("Gate: passed"), gated.stderr.count("passed")) == (1, 0), "once, with the table"
     monkeypatch.undo()
     same = read(flopwatch("versus", str(old), str(old), *code, "--format", "brief", "--", "benchmark"))
     assert (same["outcome"], same["exit_code"]) == ("error", "1")
