@@ -118,10 +118,10 @@ def test_every_row_comes_along_and_the_folder_keeps_them(folder: Path, url: str)
 
 @pytest.mark.parametrize("entrance", ["serve", "prune", "move", "backup"])
 def test_no_command_uses_a_database_that_has_moved(folder: Path, url: str, entrance: str) -> None:
-    arguments = {"move": ["move", "--to", url], "serve": ["serve", "--port", "0"]}
-    arguments["backup"] = ["backup", str(folder / "copy")]
+    arguments = {"move": ["move", "--to", url], "backup": ["backup", str(folder / "copy")]}
+    environment = {"FLOPWATCH_DATA_DIR": str(folder), "FLOPWATCH_PORT": "0"}  # `--port` would stay in this process's
     assert move(folder, url).exit_code == 0
-    done = CliRunner().invoke(cli, arguments.get(entrance, [entrance]), env={"FLOPWATCH_DATA_DIR": str(folder)})
+    done = CliRunner().invoke(cli, arguments.get(entrance, [entrance]), env=environment)
     assert (done.exit_code, "flopwatch move --undo" in done.stderr) == (1, True), done.stderr
 
 

@@ -107,7 +107,7 @@ class Exact(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         wide = gradient.double()
-        for _ in range(20):
+        for _ in range(60):
             wide = wide.sin()
         return wide.float()
 
