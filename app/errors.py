@@ -64,10 +64,15 @@ class FieldError:
     detail: str
 
 
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return the known name that is like this one, as the end of a sentence; nothing if none is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return the end of a sentence about an unknown name: the one that may be meant, or all that there are."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}."
+    return did_you_mean(name, known) or f"; there is {', '.join(known)}."
 
 
 class FlopwatchError(Exception):

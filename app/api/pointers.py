@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from app.errors import FieldError
+from app.errors import FieldError, did_you_mean
 from app.specs import KINDS
 from app.specs._base import Location
 
@@ -95,12 +95,6 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
         known = re.findall("'([^']+)'", error["ctx"]["expected"])
         cure = cure or did_you_mean(str(error["input"]), known)
     return f"{error['msg']}; got {shown(error['input'])}{cure}"
-
-
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Return the known name that is like this one, as the end of a sentence; nothing if none is."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _describe_kind(error: ErrorDetails) -> str:

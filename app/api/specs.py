@@ -13,9 +13,9 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.api.parameters import NO_QUERY, Json
-from app.api.pointers import did_you_mean, pointer, shown
+from app.api.pointers import pointer, shown
 from app.api.services import CurrentServices, Services
-from app.errors import FieldError, InvalidRequest
+from app.errors import FieldError, InvalidRequest, did_you_mean
 from app.specs import KINDS, SpecBase
 from app.specs._base import NAMED, NEEDED, Location, names_in
 from app.specs._code import ALLOW_IT, RUNS_CODE, codes_of

@@ -29,13 +29,13 @@ from app.api.parameters import (
     declared,
     idempotency,
 )
-from app.api.pointers import MAX_ERRORS, describe, did_you_mean, pointer, sent_location
+from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.results import MAX_ROWS, RowsQuery, answer_table
 from app.api.schemas import DryRun, Page, Sweep, SweepTable
 from app.api.services import CurrentServices, Services
 from app.api.specs import known_names, unknown_names
 from app.api.tables import in_every_format
-from app.errors import FieldError, InvalidRequest
+from app.errors import FieldError, InvalidRequest, did_you_mean
 from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location, field_error, without_effect
 from app.specs._fit import MAX_SEARCHES, Fit, FitBody, GridPath

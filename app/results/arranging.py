@@ -239,7 +239,7 @@ def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) 
     for name, value in wanted:
         if name not in known:
             noun = "column" if option == "where" else "coordinate"
-            detail = f"These results have no {noun} {name!r}; {nearest(name, known)}"
+            detail = f"These results have no {noun} {name!r}{nearest(name, known)}"
             break
         values = list(dict.fromkeys(value_text(row.get(name)) for row in rows))
         if not any(_is_wanted(one, {value}) for one in values):
@@ -432,7 +432,7 @@ def ordered(sheet: Sheet, sort: str | None) -> Sheet:
     if name not in names:
         if not sheet.rows:
             return sheet
-        raise InvalidRequest.at("/sort", f"There is no column {name!r} to sort by; {nearest(name, names)}")
+        raise InvalidRequest.at("/sort", f"There is no column {name!r} to sort by{nearest(name, names)}")
     index = names.index(name)
     value = _sortable([row[index] for row in sheet.rows])
     numbers = range(len(sheet.rows))

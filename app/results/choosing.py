@@ -140,6 +140,4 @@ def refuse_unknown(what: str, requested: Sequence[str], known: Sequence[str], *,
     unknown = [name for name in requested if name not in known]
     if unknown and there_is_something:
         noun = "column" if what == "columns" else "coordinate"
-        raise InvalidRequest.at(
-            f"/{what}", f"These results have no {noun} {unknown[0]!r}; {nearest(unknown[0], known)}"
-        )
+        raise InvalidRequest.at(f"/{what}", f"These results have no {noun} {unknown[0]!r}{nearest(unknown[0], known)}")

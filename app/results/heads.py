@@ -37,7 +37,7 @@ def renamed(sheet: Sheet, names: Sequence[tuple[str, str]]) -> Sheet:
         if not new.strip():
             raise _refused(f"The new name of {name!r} is blank: write {name}=NAME.")
         if name not in known and sheet.columns:
-            raise _refused(f"There is no column {name!r} to rename; {nearest(name, known)}")
+            raise _refused(f"There is no column {name!r} to rename{nearest(name, known)}")
     columns = [_renamed(column, wanted) for column in sheet.columns]
     named = Counter(name for column in columns for name in {column.name, *_more_names(column, sheet)})
     if twice := next((name for name, count in named.items() if count > 1), None):

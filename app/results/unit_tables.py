@@ -216,7 +216,7 @@ def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
     names = sheet.names()
     for name in columns:
         if name not in (*names, EVERY_COLUMN):
-            detail = f"There is no column {name!r}; {nearest(name, [*names, EVERY_COLUMN])}"
+            detail = f"There is no column {name!r}{nearest(name, [*names, EVERY_COLUMN])}"
             raise InvalidRequest.at("/columns", detail)
     wanted = dict.fromkeys(column for name in columns for column in (names if name == EVERY_COLUMN else [name]))
     at = [names.index(name) for name in wanted]

@@ -239,7 +239,7 @@ def series(points: Sequence[Point], axes: Axes, group: Sequence[str]) -> tuple[s
     others = [name for name in axes.by if name not in group]
     if unknown or others:
         detail = (
-            f"These cases have no coordinate {unknown[0]!r}; {nearest(unknown[0], known)}"
+            f"These cases have no coordinate {unknown[0]!r}{nearest(unknown[0], known)}"
             if unknown
             else f"{', '.join(others)} varies, too, and a series has one value at each place: name it in "
             f"`group`, too, or choose a value by `where` ({others[0]}=…)."
