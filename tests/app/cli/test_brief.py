@@ -212,7 +212,6 @@ def test_a_wait_that_ends_too_soon_names_the_job(site: Any, flopwatch: Any) -> N
     ]
     shown = read(flopwatch("show", document["job"], "--format", "brief"))
     assert (shown["outcome"], shown["exit_code"]) == ("queued", "0"), "it has not waited"
-    site.http.post(f"/jobs/{document['job']}/cancel")
 
 
 def test_a_check_that_is_not_done_in_time(site: Any, flopwatch: Any, measured: Any) -> None:
@@ -224,7 +223,6 @@ def test_a_check_that_is_not_done_in_time(site: Any, flopwatch: Any, measured: A
     assert "it keeps running" in document["sentence"]
     assert flopwatch(*again).returncode == 75
     flopwatch("baseline", "delete", "slow")
-    site.http.post("/jobs/cancel", params={"state": "queued"}).raise_for_status()
 
 
 @pytest.mark.parametrize(

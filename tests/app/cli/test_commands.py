@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +54,16 @@ def test_submit_and_show(site: Any, flopwatch: Any) -> None:
 
 def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     used = flopwatch("submit", *TINY, "activation_checkpointing=true", "checkpoint_layers=1")
-    idle = flopwatch("submit", *TINY, "checkpoint_layers=1")
     both = flopwatch("submit", *TINY, "checkpoint_layers=1", "compile_scope=model")
-    dry = flopwatch("submit", *TINY, "checkpoint_layers=1", "--dry-run")
     swept = flopwatch("sweep", "estimate", "attention_layer.num_heads=1,2", "--dry-run")
     (tmp_path / "train.py").write_text("def make_step(device): return min\n")
     own = flopwatch("submit", "benchmark", "--step", f"{tmp_path}/train.py:make_step", "batch_size=8", "--dry-run")
-    found = (used, idle, both, dry, swept, own)
-    notes = [re.findall("^note: (.*)$", done.stderr, re.MULTILINE) for done in found]
-    assert notes == [
+    assert [re.findall("^note: (.*)$", done.stderr, re.MULTILINE) for done in (used, both, swept, own)] == [
         [],
-        ["checkpoint_layers has no effect here (see `flopwatch specs benchmark`)"],
         ["compile_scope, checkpoint_layers have no effect here (see `flopwatch specs benchmark`)"],
-        ["checkpoint_layers has no effect here (see `flopwatch specs benchmark`)"],
         ["attention_layer.num_heads has no effect here (see `flopwatch specs estimate`)"],
         ["batch_size has no effect here (a step of your own takes arguments.NAME=VALUE)"],
     ]
-    brief = flopwatch("show", both.stdout.split()[1], "--format", "brief").stdout
-    assert 'unused: ["compile_scope", "checkpoint_layers"]' in brief
     assert "unused:   compile_scope, checkpoint_layers" in flopwatch("show", both.stdout.split()[1]).stdout
 
 
@@ -83,9 +74,6 @@ def test_a_job_that_no_worker_can_run_says_so_at_once(site: Any, flopwatch: Any)
     assert f"waiting:  {site.job(int(job_id))['waiting']}" in ended(flopwatch("show", job_id))
     swept = flopwatch("sweep", *TINY, "device=cuda", "seed=1,2,3")
     assert re.fullmatch(r"3 jobs wait: .*no .*worker.*\n", swept.stderr)
-    ended(flopwatch("cancel", job_id))
-    for job in site.http.get("/jobs", params={"state": "queued"}).json()["data"]:
-        site.http.post(f"/jobs/{job['id']}/cancel")
 
 
 def test_wait(flopwatch: Any, obedient: Any) -> None:
@@ -99,18 +87,11 @@ def test_wait(flopwatch: Any, obedient: Any) -> None:
 
 
 def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> None:
-    measurements = []
-    for length in (8, 16, 32):
-        for phase in ("forward", "backward"):
-            value = {"outcome": "oom"} if length > 8 else {}
-            found = MEASURED("tflops", None if value else 2.5, model="tiny", context_length=length, **value)
-            measurements.append(replace(found, phase=phase))
-    job_id = site.run(measurements=measurements)
+    found = [MEASURED("tflops", 2.5, model="tiny", context_length=8)]
+    found += [MEASURED("tflops", None, "oom", model="tiny", context_length=length) for length in (16, 32)]
+    job_id = site.run(measurements=found)
     shown = ended(flopwatch("show", str(job_id)))
-    table = ended(flopwatch("table", "--job", str(job_id)))
-    assert "forward_tflops" in table
-    assert "backward_tflops" in table
-    assert table in shown
+    assert ended(flopwatch("table", "--job", str(job_id))) in shown
     assert shown.endswith("\n\ncontext_length=16/32 (2 cells): oom: out of memory\n")
 
 
@@ -146,9 +127,7 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
         "    note: host_bound: by far\n    passed: growth: no memory grows\n"
     ) in shown
     assert "- † suspect: drift: 9 %." in shown
-    assert re.search(r"^0 +replicate 0 +succeeded +valid$", shown, re.MULTILINE), shown
     assert re.search(r"^1 +replicate 1 +succeeded +suspect$", shown, re.MULTILINE), shown
-    assert re.search(r"^kernels forward +4$", shown, re.MULTILINE), shown
     command = f"flopwatch table --job {job_id} --name 'kernels forward'"
     assert f"`{command}`" in shown
     table = ended(flopwatch(*shlex.split(command)[1:], "--sort", "-total_ms", "--limit", "2"))
@@ -159,23 +138,14 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
 
 
-def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
-    done = flopwatch("submit", *TINY, "--wait", "--name", "fails")
-    assert done.returncode == 1
-    assert "It broke." in done.stdout
-    done = flopwatch("submit", *TINY, "--wait", "--json", "--name", "fails")
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["error"]["code"] == "failed"
-
-
-def test_wait_for_a_wrong_result(flopwatch: Any, obedient: Any) -> None:
-    """The job succeeded, and exited with 0 as one whose times varied."""
-    done = flopwatch("submit", *TINY, "--wait", "--name", "is wrong")
-    assert (done.returncode, "validity: wrong" in done.stdout) == (8, True)
-    shown = json.loads(flopwatch("submit", *TINY, "--wait", "--json", "--name", "is wrong").stdout)
-    assert (shown["state"], shown["validity"]["verdict"]) == ("succeeded", "wrong")
-    ended(flopwatch("sweep", *TINY, "seed=1,2", "--wait", "--name", "is wrong"), 8)
-    ended(flopwatch("submit", *TINY, "--name", "is wrong"))
+@pytest.mark.parametrize(
+    ("name", "code", "told"), [("fails", 1, "It broke."), ("is wrong", 8, "validity: wrong")], ids=["failed", "wrong"]
+)
+def test_wait_for_a_bad_end(flopwatch: Any, obedient: Any, name: str, code: int, told: str) -> None:
+    done = flopwatch("submit", *TINY, "--wait", "--name", name)
+    assert (done.returncode, told in done.stdout) == (code, True)
+    assert flopwatch("submit", *TINY, "--wait", "--json", "--name", name).returncode == code
+    ended(flopwatch("sweep", *TINY, "seed=1,2", "--wait", "--name", name), code)
 
 
 STEP = ("submit", "benchmark", "--step")
@@ -191,10 +161,6 @@ STEP = ("submit", "benchmark", "--step")
         ((*STEP, "train.py:make_step", "--wait", "--format", "brief"), "train.py imports 'beside'"),
         (("sweep", "benchmark", "--fit", "batch_size"), "not of the form key=value"),
         (("rerun", "JOB", "--implementation", "missing.py:attention"), "missing.py: No such file"),
-        (
-            ("sweep", "benchmark", "--step", "train.py:make_step", "--fit", "arguments.size=9", "--dry-run"),
-            "unexpected keyword argument 'size'",
-        ),
         (("run-script", "."), ".: Is a directory"),
         (("versus", "old", ".", "--step", "train.py:make_step", "--", "benchmark"), "'old' is no file, no folder"),
         (
@@ -261,12 +227,11 @@ def test_a_field_inside_the_model_is_named(flopwatch: Any) -> None:
     assert f"/spec/candidate{meant}" in ended(flopwatch("submit", "compare", *nested), 1)
 
 
-@pytest.mark.parametrize("field", ["context_length=64,128", "model.size=tiny,small", "compile=true,false"])
-def test_several_values_of_a_field_are_a_sweep(flopwatch: Any, field: str) -> None:
+def test_several_values_of_a_field_are_a_sweep(flopwatch: Any) -> None:
     cure = "one job for each of several values is a sweep: `flopwatch sweep`"
-    assert cure in ended(flopwatch("submit", "benchmark", field), 1)
-    assert cure in ended(flopwatch("run", "benchmark", field), 2)
-    assert cure not in ended(flopwatch("submit", "benchmark", field.partition(",")[0] + "x"), 1)
+    for field in ("context_length=64,128", "model.size=tiny,small", "compile=true,false"):
+        assert cure in ended(flopwatch("submit", "benchmark", field), 1)
+    assert cure not in ended(flopwatch("submit", "benchmark", "context_length=64x"), 1)
 
 
 def test_presets(site: Any, flopwatch: Any) -> None:
@@ -278,7 +243,6 @@ def test_presets(site: Any, flopwatch: Any) -> None:
     sweep = json.loads(ended(done))
     assert sweep["grid"] == {"sequence_lengths": [[128], [256]]}
     assert (sweep["base"]["num_heads"], sweep["base"]["head_dims"]) == (2, [32])
-    assert site.http.post(f"/sweeps/{sweep['id']}/cancel").status_code == 202
     errors = ended(flopwatch("submit", "attention", "--preset", "cpuu"), 1)
     assert "no preset 'cpuu'; its presets: leaderboard, flash_benchmarking, classic, cpu" in errors
     assert "it has none" in ended(flopwatch("sweep", "ceiling", "seed=1,2", "--preset", "x"), 1)
@@ -325,10 +289,13 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
 
 def _took(site: Any, seconds: int, **spec: Any) -> None:
     """Run a job that takes so long."""
-    job_id = site.run(spec=spec)
+    _as_if_run(site, site.run(spec=spec), seconds)
+
+
+def _as_if_run(site: Any, job_id: int, seconds: int) -> None:
     with site.services.database.write() as connection:
         connection.exec_driver_sql(
-            "update job set started_at = '2026-01-01 00:00:00', finished_at = ? where id = ?",
+            "update job set state = 'succeeded', started_at = '2026-01-01 00:00:00', finished_at = ? where id = ?",
             (f"2026-01-01 00:{seconds // 60:02}:{seconds % 60:02}", job_id),
         )
 
@@ -348,18 +315,11 @@ def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: 
     assert fresh_site.rows()["job"] == 1
     submitted = ("submit", "benchmark", "arguments.width=2", "--step", f"{file}:make_step", "--json")
     job = json.loads(ended(flopwatch(*submitted, FLOPWATCH_URL=fresh_site.url)))
-    with fresh_site.services.database.write() as connection:
-        connection.exec_driver_sql(
-            "update job set state = 'succeeded', started_at = '2026-01-01 00:00:00', "
-            "finished_at = '2026-01-01 00:00:40' where id = ?",
-            (job["id"],),
-        )
+    _as_if_run(fresh_site, job["id"], 40)
     file.write_text("def make_step(device, width=1):\n    return lambda: 2\n")
     assert "one job of this code took 40 s" in ended(run("arguments.width=2"))
     ours = flopwatch("submit", "benchmark", "model.size=tiny", "--dry-run", FLOPWATCH_URL=fresh_site.url)
-    assert "one job of this kind and model took 1 min 30 s" in ended(ours), (
-        "that of the step does not speak for our model"
-    )
+    assert "one job of this kind and model took 1 min 30 s" in ended(ours), "that of the step does not speak for it"
     assert "no finished job of this code" in ended(run("arguments.width=3"))
 
 
@@ -407,12 +367,8 @@ def test_pause_and_resume(site: Any, flopwatch: Any) -> None:
 def test_time_limits(site: Any, flopwatch: Any) -> None:
     ids = [submitted(flopwatch, *arguments) for arguments in ((), ("--timeout-s", "none"), ("--timeout-s", "1e3"))]
     assert [site.job(job_id)["timeout_s"] for job_id in ids] == [3600, None, 1000]
-    shown = [ended(flopwatch("show", str(job_id))) for job_id in ids]
-    assert [re.findall(r"^  timeout: +(.*)$", text, re.MULTILINE) for text in shown] == [
-        ["1 h"],
-        ["none"],
-        ["16 min 40 s"],
-    ]
+    shown = [ended(flopwatch("show", str(job_id))) for job_id in ids[1:]]
+    assert [re.findall(r"^  timeout: +(.*)$", text, re.MULTILINE) for text in shown] == [["none"], ["16 min 40 s"]]
     for senseless in ("soon", "nan", "0", "None"):
         assert "/timeout_s" in ended(flopwatch("submit", *TINY, "--timeout-s", senseless), 1)
 
@@ -451,10 +407,7 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
     limited = flopwatch("jobs", "--state", "queued", "--limit", "1", "--json")
     assert [job["id"] for job in json.loads(limited.stdout)] == [ids[2]]
     assert limited.stderr == "showing the first 1; use --limit for more\n"
-    assert flopwatch("jobs", "--label", "list=1", "--limit", "1").stderr == ""
-    since = ("jobs", "--label", "list=1", "--json", "--since")
-    assert json.loads(ended(flopwatch(*since, "2999-01-01"))) == []
-    assert "job 1 " not in ended(flopwatch("cancel", *map(str, ids[1:])))
+    assert json.loads(ended(flopwatch("jobs", "--label", "list=1", "--json", "--since", "2999-01-01"))) == []
 
 
 @pytest.mark.parametrize("command", ["jobs", "table", "cancel", "delete"])
@@ -474,21 +427,13 @@ def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: A
     head, *rows, reason = [re.split(r"  +", line.strip()) for line in listed]
     found = {int(row[0]): dict(zip(head, row, strict=False)) for row in rows}
     assert found[done]["case"] == "tiny, context_length=8"
-    assert found[done]["verdict"] == "suspect"
-    assert re.fullmatch(r"\d+ s ago", found[done]["age"])
-    assert re.fullmatch(r"[\d.]+ m?s", found[done]["duration"])
-    assert found[done]["place"] == "–"
+    assert (found[done]["verdict"], found[done]["place"]) == ("suspect", "–")
     # Other tests' jobs may be queued, too, before both or after both.
     first, second = (int(found[job_id]["place"]) for job_id in reversed(waiting))
     assert first < second
     assert found[waiting[1]]["priority"] == "40"
     assert reason == [f"jobs {stuck}, {waiting[1]}, {waiting[0]} wait: {site.job(int(stuck))['waiting']}"]
-    shown = ended(flopwatch("show", str(waiting[1])))
-    assert f"place:    {first} in the queue" in shown
-    assert "priority: 40" in shown
-    assert "case:     tiny, context_length=256" in shown
-    assert re.search(r"^  created:  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, \d+ s ago$", shown, re.MULTILINE)
-    assert re.search(r"^  duration: [\d.]+ m?s$", ended(flopwatch("show", str(done))), re.MULTILINE)
+    assert f"place:    {first} in the queue" in ended(flopwatch("show", str(waiting[1])))
 
 
 def test_the_first_job_waits_for_free_devices(fresh_site: Any, flopwatch: Any) -> None:
@@ -515,8 +460,6 @@ def test_a_spec_from_a_file_and_fields(site: Any, flopwatch: Any, tmp_path: Path
     assert spec["model"]["num_layers"] == 1
     sweep = json.loads(ended(flopwatch("sweep", str(file), "seed=1,2", "--json")))
     assert sweep["base"]["context_length"] == 8
-    ended(flopwatch("cancel", "--sweep", str(sweep["id"])))
-    ended(flopwatch("cancel", str(job["id"])))
     for content, words in [
         ('{"spec": {"kind": "benchmark"}}', "body of a job"),
         ("{", "not JSON"),
@@ -558,7 +501,6 @@ def test_sweeps_and_their_resumption(site: Any, flopwatch: Any) -> None:
     assert json.loads(ended(flopwatch("sweeps", "--json")))[0]["id"] == int(sweep_id)
     ended(flopwatch("cancel", "--sweep", sweep_id))
     assert ended(flopwatch("retry", "--sweep", sweep_id)) == f"sweep {sweep_id}: 6 queued\n"
-    ended(flopwatch("cancel", "--sweep", sweep_id))
     assert "not both" in ended(flopwatch("retry", "1", "--sweep", sweep_id), 2)
     assert "not both" in ended(flopwatch("retry"), 2)
 
@@ -571,20 +513,15 @@ def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         job_id = site.submit()["id"]
         site.worker.claim_job(job_id)
         rows = ended(flopwatch("workers", **here)).splitlines()
-        assert rows[0].split() == ["id", "state", "devices", "runs", "seen", "flopwatch", "torch"]
         assert re.fullmatch(rf"test-worker +active +1x test CPU +job {job_id} +\d+ s ago +– +2.13", rows[1])
-        devices = [{"type": "cuda", "name": "NVIDIA H200"}] * 2
-        for worker_id, has in (("gpus", devices), ("cpus", [{"type": "cpu", "count": 8}])):
-            site.services.registration.register_worker(worker_id, "host", 1, [], [], has, {})
-        rows = ended(flopwatch("workers", **here))
-        assert re.search(r"^gpus +active +2x NVIDIA H200 ", rows, re.MULTILINE)
-        assert re.search(r"^cpus +active +8 CPUs ", rows, re.MULTILINE)
+        has = [{"type": "cuda", "name": "NVIDIA H200"}] * 2
+        site.services.registration.register_worker("gpus", "host", 1, [], [], has, {})
+        assert re.search(r"^gpus +active +2x NVIDIA H200 ", ended(flopwatch("workers", **here)), re.MULTILINE)
         site.services.registration.set_worker_state(site.worker.id, "stopped")
         left = flopwatch("workers", **here)
         assert "1 stopped or lost workers hidden (--all shows them)" in left.stderr
         assert "test-worker" not in left.stdout
         assert "test-worker" in ended(flopwatch("workers", "--all", **here))
-        assert len(json.loads(ended(flopwatch("workers", "--all", "--json", **here)))) == 3
 
 
 def test_options_choose_the_server(site: Any, flopwatch: Any, tmp_path: Path) -> None:
@@ -636,20 +573,13 @@ def test_waiting_has_a_limit_and_an_exit_code_of_its_own(flopwatch: Any) -> None
 
 def test_a_search_prints_what_fits(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("sweep", *TINY, "context_length=8", "--fit", "context_length=32", "--multiple-of", "8", "--wait")
-    out = ended(done)
-    assert re.search(
-        r"^context_length=32 fits \(job \d+\)\. Every value up to 32 that was tried fits\.$", out, re.MULTILINE
-    )
-    tries = "context_length 8, 16 … up to 32, then between what fits and what does not"
-    sweep = re.search(rf"sweep (\d+) searches by 1 job at a time, {tries}: http", done.stderr)
+    assert re.search(r"^context_length=32 fits \(job \d+\)\. Every value up to 32", ended(done), re.MULTILINE)
+    sweep = re.search(r"sweep (\d+) searches by 1 job at a time, context_length 8, 16 … up to 32, then", done.stderr)
     assert sweep
     shown = ended(flopwatch("sweeps", sweep[1]))
     assert "largest context_length up to 32" in shown
-    assert "3 succeeded" in shown
     assert "context_length=32 fits" in shown
-    wrong = flopwatch("sweep", *TINY, "--fit", "context_length=many")
-    assert wrong.returncode == 2
-    assert "is no whole number" in wrong.stderr
+    assert "is no whole number" in ended(flopwatch("sweep", *TINY, "--fit", "context_length=many"), 2)
 
 
 def test_sweep_and_table(flopwatch: Any, obedient: Any) -> None:
@@ -663,9 +593,6 @@ def test_sweep_and_table(flopwatch: Any, obedient: Any) -> None:
     assert sweep
     table = ended(flopwatch("table", "--sweep", sweep[1], "--columns", "forward_ms", "--format", "csv"))
     assert len(table.splitlines()) == 4
-    assert "forward_ms" in table
-    rows = json.loads(ended(flopwatch("table", "--sweep", sweep[1], "--format", "json")))["rows"]
-    assert [row["forward_ms"] for row in rows] == [1.25] * 3
     chosen = ("table", "--sweep", sweep[1])
     named = ("--caption", "Steps", "--latex-label", "tab:steps", "--limit", "1", "--links", "--format", "latex")
     latex = ended(flopwatch(*chosen, *named, "--best", "--relative-to", "context_length=8"))
@@ -676,8 +603,6 @@ def test_sweep_and_table(flopwatch: Any, obedient: Any) -> None:
     assert '"forward_ms, context_length=8"' in pivoted
     assert ended(flopwatch(*chosen, "--label", "no=job", "--format", "csv")).strip() == ""
     assert "must be a span such as" in ended(flopwatch(*chosen, "--since", "yesterday"), 1)
-    failed = flopwatch("sweep", *TINY, "seed=1,2", "--name", "fails", "--wait")
-    assert failed.returncode == 1
 
 
 def test_logs(site: Any, flopwatch: Any, start: Any) -> None:
@@ -721,11 +646,7 @@ def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
 
 
 def test_specs(flopwatch: Any) -> None:
-    assert "benchmark" in ended(flopwatch("specs"))
-    fields = ended(flopwatch("specs", "benchmark"))
-    assert re.search(r"^model\.size +small ", fields, re.MULTILINE)
-    assert re.search(r"^context_length +256 ", fields, re.MULTILINE)
-    assert re.search(r"^xl +model.size=xl batch_size=4 +d_model 1600, d_ff 6400, .*num_heads 25$", fields, re.MULTILINE)
+    assert re.search(r"^model\.size +small ", ended(flopwatch("specs", "benchmark")), re.MULTILINE)
     presets = ended(flopwatch("specs", "attention"))
     assert re.search(
         r"^leaderboard +do_bench=true implementations=triton,flex,\S+ .*causal=true device=cuda$", presets, re.MULTILINE

@@ -44,11 +44,10 @@ def ended(result: Any, code: int = 0) -> str:
 
 
 def test_the_exit_code_tells_the_gates_answer(flopwatch: Any, run: Any) -> None:
-    one, same, slower, failed = run(), run(), run(1.2), run(state="failed")
+    one, slower, failed = run(), run(1.2), run(state="failed")
     assert "step_ms: candidate is 1.20× slower" in ended(flopwatch("compare", one, slower))
     assert "not confirmed: worse by more than 5 %" in ended(flopwatch("compare", one, slower, "--fail-above", "5%"), 9)
     assert "passed" in ended(flopwatch("compare", one, slower, "--fail-above", "30 %", "--metric", "step_ms"))
-    assert "passed" in ended(flopwatch("compare", one, same, "--fail-above", "5"))
     assert "missing" in ended(flopwatch("compare", one, failed, "--fail-above", "5%"), 6)
     itself = ended(flopwatch("compare", one, one, "--fail-above", "5%"))
     told = f"both sides are job {one}, so there is nothing to compare."
@@ -57,8 +56,6 @@ def test_the_exit_code_tells_the_gates_answer(flopwatch: Any, run: Any) -> None:
         told = flopwatch("compare", one, slower, "--fail-above", "5%", "--format", format_)
         assert told.returncode == 9
         assert "worse by more than 5 %: step_ms: candidate is 1.20× slower, 95 % CI" in told.stderr
-    told = flopwatch("compare", one, slower, "--fail-above", "30%", "--format", "json")
-    assert (told.returncode, json.loads(told.stdout)["gate"]["outcome"]) == (0, "passed")
 
 
 def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any) -> None:
@@ -137,7 +134,6 @@ def test_sweeps_are_compared_and_checked(flopwatch: Any, swept: Any) -> None:
     before, slower = swept(), swept(1.2)
     assert "candidate is worse in 2" in ended(flopwatch("compare", "--sweep", str(before), "--sweep", str(slower)))
     assert ended(flopwatch("baseline", "set", "swept", "--sweep", str(before))).startswith("baseline swept: 2 cases")
-    assert "candidate is worse in 2" in ended(flopwatch("compare", "swept", "--sweep", str(slower)))
     ended(flopwatch("check", "--baseline", "swept", "--sweep", str(slower)), 9)
     ended(flopwatch("check", "--baseline", "swept", "--sweep", str(swept())), 0)
     ended(flopwatch("check", "--baseline", "swept", "--sweep", "99999"), 1)
@@ -157,14 +153,12 @@ def test_sides_that_make_no_pair(flopwatch: Any, arguments: tuple[str, ...]) -> 
     assert flopwatch(*arguments).returncode == 2
 
 
-def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any, site: Any) -> None:
+def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     one, same, slower, other = run(seed=1), run(seed=1), run(1.2, seed=1), run(seed=2)
     assert ended(flopwatch("baseline", "set", "main", one)) == f"baseline main: 1 case of job {one}\n"
     ended(flopwatch("baseline", "set", "main", other))
     assert one in ended(flopwatch("baseline", "list"))
-    shown = ended(flopwatch("baseline", "show", "main"))
-    assert "1x test CPU" in shown
-    assert "verdict" in shown
+    assert "1x test CPU" in ended(flopwatch("baseline", "show", "main"))
     assert len(json.loads(ended(flopwatch("baseline", "show", "main", "--json")))["cases"]) == 2
     assert "in the baseline main" in ended(flopwatch("delete", one), 1)
     assert "passed" in ended(flopwatch("check", "--baseline", "main", same))
@@ -175,11 +169,6 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any, site: Any) -> N
     assert "missing" in ended(flopwatch("check", "--baseline", "main", run(seed=3)), 6)
     failed = run(seed=1, state="failed")
     assert f"(job {failed}: failed)" in ended(flopwatch("check", "--baseline", "main", failed), 6)
-    other_kind = str(site.submit(spec={"kind": "memory", "seed": 1})["id"])
-    ended(flopwatch("cancel", other_kind))
-    both = ended(flopwatch("check", "--baseline", "main", failed, other_kind), 6)
-    assert f"(job {failed}: failed)" in both, "not the job of another kind"
-    assert "1.20× slower" in ended(flopwatch("compare", "main", slower))
     assert "16 and 8 processes" in ended(flopwatch("compare", f"{one},{same}", slower))
     ended(flopwatch("baseline", "delete", "main"))
     assert "There is no baseline" in ended(flopwatch("check", "--baseline", "main"), 1)

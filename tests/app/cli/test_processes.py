@@ -116,15 +116,7 @@ def test_a_second_server_of_a_folder_is_refused(service: Any, tmp_path: Path, co
     os.close(held)
 
 
-def test_serve_says_why_it_cannot(start: Any, tmp_path: Path) -> None:
-    for settings, hint in [
-        ({"FLOPWATCH_PORT": "many"}, "FLOPWATCH_PORT"),
-        ({"FLOPWATCH_DATABASE_URL": "nonsense"}, "FLOPWATCH_DATABASE_URL"),
-    ]:
-        result = CliRunner().invoke(cli, ["serve"], env={"FLOPWATCH_DATA_DIR": str(tmp_path), **settings})
-        assert result.exit_code == 1
-        assert hint in result.stderr
-        assert len(result.stderr.splitlines()) == 1
+def test_serve_says_why_it_cannot(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for command in ("serve", "up"):
@@ -197,6 +189,7 @@ def test_backup_says_why_it_cannot_and_leaves_nothing(tmp_path: Path, wrong: str
     [
         ("up", {"FLOPWATCH_LEASE_S": "-1"}, "FLOPWATCH_LEASE_S: Input should be greater than 0"),
         ("serve", {"FLOPWATCH_LEASE_S": "-1"}, "FLOPWATCH_LEASE_S: Input should be greater than 0"),
+        ("serve", {"FLOPWATCH_DATABASE_URL": "nonsense"}, "FLOPWATCH_DATABASE_URL"),
         ("jobs", {"FLOPWATCH_PORT": "many"}, "FLOPWATCH_PORT: 'many' is no number of a port"),
     ],
 )
