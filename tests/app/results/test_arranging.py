@@ -264,12 +264,6 @@ class TestOrder:
         assert values(table(database, sort="-step_ms"), "step_ms") == [20.0, 15.0, 10.0, 5.0, None], "unknown come last"
         assert table(database, sort="-context_length").column("context_length") == [512, 256, 256, 128, 128]
 
-    def test_signs_move_with_their_rows(self, database: Database, measure: Measure) -> None:
-        measure(("step_ms", {"median": 2.0, "validity": "suspect"}), spec={"context_length": 128})
-        measure(("step_ms", {"median": 1.0, "validity": "valid"}), spec={"context_length": 256})
-        assert table(database).marks == ["†", ""]
-        assert table(database, sort="step_ms").marks == ["", "†"]
-
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),

@@ -52,12 +52,6 @@ def test_gains(cell: Cell, text: str) -> None:
     assert column_texts([cell], Column("step_ms_speedup", "number", "1", role="gain")) == [text]
 
 
-def test_zero_has_no_sign() -> None:
-    assert texts((-0.3, 60.0)) == ["-0.3 ± 60.0"]
-    assert texts((-0.3, 60.0), (-20.0, 80.0)) == ["-0.3 ± 60.0", "-20.0 ± 80.0"]
-    assert texts(-0.0) == ["0"]
-
-
 def test_a_median_of_few_has_its_range() -> None:
     column = Column("x", "number", "ms", role="metric")
     few = Cell(284.25, None, 4, "ok", least=15.5, greatest=635.0)

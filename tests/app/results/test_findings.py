@@ -371,12 +371,6 @@ class TestManyRows:
                 whole.sentence
             )
 
-    def test_what_has_no_ratio_has_a_direction_all_the_same(self) -> None:
-        below = [-value for value in STEADY]
-        rows = [row(below, times(0.5, below), "sum", unit="1", case=f"length={n}") for n in (1, 2)]
-        _, whole = judged(*rows)
-        assert whole.sentence == "sum, 2 cases: candidate is changed in 2 (most in sum, length=1: higher)"
-
 
 def test_what_cannot_be_compared() -> None:
     _, whole = judged(row(STEADY, times(2.0)), obstacles=["torch 2.11 against 2.13"], limit=5.0)

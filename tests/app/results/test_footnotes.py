@@ -19,14 +19,6 @@ def test_several_reasons_are_numbered() -> None:
     ]
 
 
-def test_a_long_detail_is_cut_between_words() -> None:
-    footnotes = Footnotes()
-    footnotes.count("suspect", [("variation", "limit 10%; " * 50)])
-    (note,) = footnotes.notes()
-    assert note.endswith(("limit …", "10% …"))
-    assert set(note.removesuffix(" …").split()[3:]) == {"limit", "10%;", "10%"}
-
-
 def test_partial_rows_say_how_their_jobs_ended() -> None:
     footnotes = Footnotes()
     for job in (3, 7):
