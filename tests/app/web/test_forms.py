@@ -151,17 +151,12 @@ def test_invalid_labels_are_reported(text: str, words: str) -> None:
     ],
     ids=["lone surrogate", "cut", "deep"],
 )
-@pytest.mark.parametrize("route", ["new", "new/preview"])
-def test_invalid_json_is_reported_at_its_field(site: Any, text: str, words: str, route: str) -> None:
+def test_invalid_json_is_reported_at_its_field(site: Any, text: str, words: str) -> None:
     fields = {"kind": "benchmark", "spec.code": text}
-    if route == "new":
-        answer = site.http.post("/ui/new", data=fields, headers={"Sec-Fetch-Site": "same-origin"})
-        assert answer.status_code == 422
-        assert 'id="field-code-error-1">This is not JSON: ' in answer.text
-        assert 'id="field-code-error-2"' not in answer.text
-    else:
-        answer = site.http.get("/ui/new/preview", params=fields)
-        assert answer.status_code == 200
+    answer = site.http.post("/ui/new", data=fields, headers={"Sec-Fetch-Site": "same-origin"})
+    assert answer.status_code == 422
+    assert 'id="field-code-error-1">This is not JSON: ' in answer.text
+    assert 'id="field-code-error-2"' not in answer.text
     assert words in html.unescape(answer.text)
 
 
@@ -172,32 +167,10 @@ def test_a_field_that_the_form_lacks_is_refused(site: Any) -> None:
     assert "The form of benchmark has no field 'spec.model.sise'." in html.unescape(answer.text)
 
 
-@pytest.mark.parametrize(
-    ("kind", "command"),
-    [
-        ("memory", "flopwatch submit memory --step train.py:make_step"),
-        ("diagnosis", "flopwatch why train.py:make_step"),
-        ("attention", "flopwatch submit attention --implementation my_attention.py:attention"),
-        ("estimate", None),
-    ],
-)
-def test_the_form_says_how_code_of_ones_own_is_measured(site: Any, kind: str, command: str | None) -> None:
-    text = site.http.get(f"/ui/new?kind={kind}").text
-    assert ("of your own goes by the command line" in text) == (command is not None)
-    assert command is None or f"<code>{command}</code>" in text
-
-
 @pytest.mark.parametrize("text", ["9" * 400, "[" * 20_000])
 def test_a_wrong_value_is_reported_at_its_field(site: Any, text: str) -> None:
     answer = site.http.get("/ui/new/preview", params={"kind": "benchmark", "spec.batch_size": text})
     assert answer.status_code == 200, answer.text
-
-
-def test_the_preview_names_fields_without_effect(site: Any) -> None:
-    fields = {"kind": "benchmark", "spec.checkpoint_layers": "1", "spec.activation_checkpointing": ["false"]}
-    assert "Without effect here: checkpoint_layers." in site.http.get("/ui/new/preview", params=fields).text
-    fields["spec.activation_checkpointing"] = ["false", "true"]
-    assert "Without effect" not in site.http.get("/ui/new/preview", params=fields).text, "it has one in a job"
 
 
 def test_a_job_carries_its_fields_without_effect(site: Any) -> None:

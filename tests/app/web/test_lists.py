@@ -106,14 +106,6 @@ def test_nothing_is_cancelled_without_a_job(fresh_site: Any, text: str) -> None:
     assert fresh_site.job(job_id)["state"] == "queued"
 
 
-def test_a_list_that_has_not_changed_is_not_sent_again(fresh_site: Any) -> None:
-    fresh_site.submit()
-    tag = fresh_site.http.get("/ui").headers["etag"]
-    assert fresh_site.http.get("/ui", headers={"If-None-Match": tag}).status_code == 304
-    fresh_site.submit()
-    assert fresh_site.http.get("/ui", headers={"If-None-Match": tag}).status_code == 200
-
-
 @pytest.mark.parametrize("path", ["/ui", "/ui/sweeps/1"])
 def test_refreshes_share_a_page_that_visits_get_anew(fresh_site, monkeypatch, path) -> None:
     def tag(**headers: str) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from app.specs import KINDS
 from app.store.reading import measurements
 from app.store.records import StoredArtifact, UnitRecord
 from flopwatch.table_options import FORMATS
@@ -89,19 +88,7 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "2.13" in done.text
     assert "drift: 9 %" in done.text
     assert 'id="doubt">drift: 9 %' in site.http.get(path).text, "the first doubt, under the title"
-    wrong = {"name": "measured", "ok": False, "detail": "1 of 2 cases are wrong", "severity": "wrong"}
-    job = site.run(measurements=rows, validity={"verdict": "wrong", "checks": [CHECK, wrong]})
-    assert 'id="doubt">measured: 1 of 2 cases are wrong' in site.http.get(f"/ui/jobs/{job}").text
     assert "note host_bound: by far" in " ".join(done.text.split())
-
-
-@pytest.mark.parametrize("finding", ["growth", ""])
-def test_what_a_kind_looks_for_stands_under_the_title(site: Any, monkeypatch: pytest.MonkeyPatch, finding: str) -> None:
-    monkeypatch.setattr(KINDS["benchmark"], "finding", finding)
-    leaks = {"name": "growth", "ok": False, "severity": "note", "detail": "memory grows by 1 MiB a step"}
-    job = site.run(validity={"verdict": "valid", "checks": [NOTE, leaks]})
-    said = 'id="finding"><strong>memory grows by 1 MiB a step' in site.http.get(f"/ui/jobs/{job}").text
-    assert said == bool(finding)
 
 
 def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured: Any, reported: Any) -> None:
@@ -206,13 +193,6 @@ def test_why_a_job_waits(fresh_site: Any) -> None:
         text = page(fresh_site, path).text
         assert f"{waiting} jobs wait: {reason}." in text
         assert text.count(reason) == 1, "once above the list, not in each row"
-
-
-def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:
-    job_id = site.run("failed", measurements=[measured("forward_ms", 1.0, model="tiny", context_length=8)])
-    text = site.http.get(f"/ui/jobs/{job_id}").text
-    assert '<details id="measurements" open>' in text
-    assert "/tables?job=" not in text, "its table would say that it failed, and nothing else"
 
 
 @pytest.mark.parametrize("path", ["/ui/jobs/0", "/ui/jobs/x", "/ui/sweeps/7777", "/ui/nothing"])

@@ -41,12 +41,6 @@ class Known(JobResults):
         return self.whole
 
 
-def test_the_metric_that_a_kind_is_about_comes_first() -> None:
-    results = Known(sheet([]))
-    results.job = {"kind": "mixed_precision", "spec": {}}
-    assert [*results.table_columns] == ["error", "sum", "modules", "modules_in_float32"]
-
-
 def test_cases_beyond_the_first_are_drawn_without_panels_of_ones_own() -> None:
     rows = [["eager", True, None, length, ok(float(length))] for length in (64, 128, 256)]
     cut = Known(sheet(rows[:2], is_cut=True), sheet(rows))
@@ -73,23 +67,6 @@ def test_lines_per_implementation_charts_per_mask() -> None:
         ("cpu_flash", [64, 128], [128, 256]),
     ]
     assert figure["layout"]["xaxis"]["title"]["text"] == "Sequence length (tokens)"
-
-
-def test_implementations_at_one_length_are_bars() -> None:
-    """Their points would stand above each other."""
-    rows = [["eager", True, None, 64, ok(1.0)], ["cpu_flash", True, None, 64, ok(2.0)]]
-    (panel,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass")
-    figure = panel.draw()
-    assert [(trace["type"], trace["x"], trace["y"]) for trace in figure["data"]] == [
-        ("bar", ["eager", "cpu_flash"], [1.0, 2.0])
-    ]
-    assert figure["layout"]["xaxis"]["title"]["text"] == "Implementation"
-
-
-def test_cells_without_a_number_are_marked() -> None:
-    rows = [["eager", True, None, 64, ok(1.0)], ["eager", True, None, 128, Cell(None, None, None, "oom")]]
-    (panel,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass")
-    assert [trace["name"] for trace in panel.draw()["data"]] == ["eager", "oom"]
 
 
 def test_a_metric_without_values_has_no_chart() -> None:

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import pytest
-
-from app.web.panels.diagnosis import again, draw_waterfall, ratios
+from app.web.panels.diagnosis import draw_waterfall, ratios
 
 
 def cause(
@@ -57,14 +55,6 @@ def test_causes_that_overlap_end_at_nothing() -> None:
     assert draw_waterfall([cause(1, "host", 60.0, 30.0), cause(2, "input", 20.0)])["note"] == ""
 
 
-def test_a_loader_in_two_places_is_drawn_once() -> None:
-    """Tables of earlier versions have the bound of the whole loader beside the first one."""
-    causes = [cause(1, "input", 27.8, 58.1), cause(2, "input", 18.5), cause(3, "kernels", 40.0)]
-    rows = draw_waterfall(causes)["table"]["rows"]
-    assert [row[2:4] for row in rows[1:4]] == [[58.1, pytest.approx(41.9)], [0.0, 58.1], [pytest.approx(18.1), 40.0]]
-    assert [row[0] for row in rows[1:4]] == ["1 input", "floor", "3 kernels"]
-
-
 def test_changes_are_points_around_1_the_fastest_first_and_bounds_are_marked() -> None:
     rows = [
         change("threads", "no_difference", 1.0, ratio_low=0.99, ratio_high=1.01),
@@ -79,14 +69,3 @@ def test_changes_are_points_around_1_the_fastest_first_and_bounds_are_marked() -
         ("loader_workers", "better", 0.7),
         ("threads", "no_difference", 0.99),
     ]
-
-
-@pytest.mark.parametrize(
-    ("row", "command"),
-    [
-        (change("tf32", "better", 0.9), "flopwatch why 7 --change tf32"),
-        (change("together", "better", 0.9, "tf32 + threads"), "flopwatch why 7 --change tf32 --change threads"),
-    ],
-)
-def test_a_change_is_measured_again_by_a_command(row: dict[str, Any], command: str) -> None:
-    assert again(7, row) == command

@@ -89,12 +89,6 @@ def test_a_profile_has_what_its_results_allow(site: Site, profile: int) -> None:
     assert flames["data"][0]["text"] == ["all", "forward", "a"]
 
 
-def test_a_plot_is_made_once(site: Site, profile: int) -> None:
-    first = site.http.get(f"/ui/jobs/{profile}/plots/classes")
-    again = site.http.get(f"/ui/jobs/{profile}/plots/classes", headers={"If-None-Match": first.headers["etag"]})
-    assert (first.status_code, again.status_code) == (200, 304)
-
-
 def test_a_missing_plot_is_not_found(site: Site, profile: int) -> None:
     missing = site.http.get(f"/ui/jobs/{profile}/plots/timeline")
     assert missing.status_code == 404
