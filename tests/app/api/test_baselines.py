@@ -48,16 +48,6 @@ def test_put_get_list_and_delete(site: Any, run: Any) -> None:
     assert site.http.get("/baselines/first").status_code == 404
 
 
-def test_an_unknown_name_is_answered_with_the_latest_others(fresh_site: Any, measured: Any) -> None:
-    job = fresh_site.run(measurements=[measured("step_ms", 1.0)])
-    said = []
-    for number in range(6):
-        fresh_site.http.put(f"/baselines/b{number}", json={"job": job}).raise_for_status()
-        said.append(fresh_site.http.get("/baselines/none").json()["detail"])
-    assert said[4].endswith("; there is b4, b3, b2, b1, b0.")
-    assert said[5].endswith("; there is b5, b4, b3, b2, b1, ….")
-
-
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [

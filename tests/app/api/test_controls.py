@@ -1,7 +1,6 @@
 """Controls of jobs and of the queue over HTTP: time limits, retries, pauses, unique keys."""
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,6 @@ from typing import Any
 import pytest
 
 from app.api import events
-from app.api.bodies import JobBody, parse
-from app.settings import Settings
 from tests.app.api.streams import STREAM, parse_stream, streamed
 from tests.app.conftest import TINY
 
@@ -38,15 +35,6 @@ class TestDefaultTimeout:
             for (path, body), allowed in itertools.product(bodies.items(), ({}, {"timeout_s": 100})):
                 site.http.post(path, json={**body, **allowed}).raise_for_status()
             assert {job["timeout_s"] for job in site.http.get("/jobs").json()["data"]} == {100}
-
-    @pytest.mark.parametrize(("setting", "default"), [("none", None), (" None ", None), ("60", 60.0), (None, 3600.0)])
-    def test_the_setting(self, monkeypatch: pytest.MonkeyPatch, setting: str | None, default: float | None) -> None:
-        if setting is not None:
-            monkeypatch.setenv("FLOPWATCH_DEFAULT_TIMEOUT_S", setting)
-        chosen = Settings.from_environment().default_timeout_s
-        assert chosen == default
-        body = parse(json.dumps({"spec": TINY}).encode(), JobBody, union_at=("spec",)).model
-        assert body.new_job(body.spec, chosen).timeout_s == default
 
 
 class TestRetry:
@@ -185,8 +173,3 @@ class TestUniqueKey:
         response = site.http.post("/jobs", json={"spec": TINY, "unique_key": key})
         assert response.status_code == 422
         assert [error["pointer"] for error in response.json()["errors"]] == ["/unique_key"]
-
-    def test_a_sweep_has_none(self, site: Any) -> None:
-        body = {"base": TINY, "grid": {"seed": [1, 2]}, "unique_key": "k"}
-        [error] = site.http.post("/sweeps", json=body).json()["errors"]
-        assert error["pointer"] == "/unique_key"

@@ -153,9 +153,7 @@ def profiled(site: Any, measured: Any, reported: Any) -> str:
             reported("a/b", [[1]], unit_index=1, x="integer"),
         ],
         units=[
-            UnitRecord(
-                0, "replicate 0", "succeeded", validity={"verdict": "valid", "counts": {"valid": 1}, "checks": []}
-            ),
+            UnitRecord(0, "replicate 0", "succeeded"),
             UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
         ],
         artifacts=[
@@ -180,24 +178,14 @@ def test_own_tables(site: Any, profiled: str) -> None:
     assert site.http.get(kernels["url"], params={"unit": 1}).json()["rows"] == table["rows"][3:]
 
 
-def test_own_tables_are_sorted_and_paged(site: Any, profiled: str) -> None:
-    path = f"{profiled}/tables/kernels?sort=-total_ms&limit=3"
-    first = site.http.get(path).json()
-    rest = site.http.get(f"{path}&after={first['next']}").json()
-    found = "".join(row["kernel"][0] for row in first["rows"] + rest["rows"])
-    assert (found, rest["next"]) == ("bcda", None), "what is unknown comes last"
-
-
 @pytest.mark.parametrize(
     ("path", "status", "told"),
     [
         ("kernel", 404, "it has: a/b, kernels"),
         ("kernels?unit=7", 404, "these have: 0, 1"),
         ("kernels?sort=seconds", 422, "unit_index, kernel, total_ms, calls"),
-        ("kernels?sort=-seconds", 422, "unit_index, kernel, total_ms, calls"),
         ("kernels?after=x", 422, "match pattern"),
         ("kernels?limit=0", 422, "limit"),
-        ("kernels?unit=-1", 422, "unit"),
         ("kernels?unit=99999999999999999999", 422, "unit"),
         ("kernels?format=xml", 422, "format"),
         ("kernels?order=calls", 422, "order"),

@@ -56,15 +56,6 @@ def test_unions_and_repeated_values(site: Any, measured_jobs: list[int]) -> None
     get(site, f"/tables?job={measured_jobs[0]}&sweep=999999", 404)
 
 
-def test_since_and_until(site: Any, measured_jobs: list[int]) -> None:
-    chosen = "/tables?label=table:tables"
-    assert len(get(site, f"{chosen}&since=1h").json()["rows"]) == 4
-    assert get(site, f"{chosen}&until=1h").json()["rows"] == []
-    assert len(get(site, f"{chosen}&since=2026-01-01T00:00:00+02:00&until=2999-01-01").json()["rows"]) == 4
-    problem = get(site, f"{chosen}&since=yesterday", 422).json()
-    assert "'since': must be a span such as 90min, 12h, 7d or 2w, a date" in problem["detail"]
-
-
 def test_pivot_reference_and_best(site: Any, measured_jobs: list[int]) -> None:
     text = get(
         site,
@@ -92,16 +83,9 @@ def test_where_chooses_cases_whose_reference_may_be_elsewhere(site: Any, measure
 def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
     chosen = "/tables?label=table:tables&columns=step_ms&rename=context_length=d_model&rename=step_ms=Time, ms"
     assert get(site, f"{chosen}&format=csv").text.startswith('model,d_model,precision,"Time, ms","Time, ms_low"')
-    for format_ in ("markdown", "latex", "html"):
-        head = get(site, f"{chosen}&format={format_}").text.partition("bf16")[0]
-        assert ("Time, ms" in head, "Step" in head, "d_model" in head.replace("\\_", "_")) == (True, False, True)
     pivoted = f"{chosen}&pivot=context_length"
     assert "Time, ms, d_model=64" in [column["name"] for column in get(site, pivoted).json()["columns"]]
-    named = [get(site, f"{pivoted}&format={format_}").text for format_ in ("markdown", "latex", "html")]
-    assert all("All columns of numbers are" not in text for text in named)
-    assert "| Time, ms, d_model=64 " in named[0]
-    assert r"\multicolumn{2}{c}{Time, ms}" in named[1]
-    assert '<th colspan="2">Time, ms</th>' in named[2]
+    assert r"\multicolumn{2}{c}{Time, ms}" in get(site, f"{pivoted}&format=latex").text
     for wrong, words in (
         ("step_ms=model", "Two columns would be called 'model'"),
         ("context_length=T std&rename=step_ms=T&statistic=mean", "Two columns would be called 'T std'"),
