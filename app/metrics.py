@@ -44,7 +44,6 @@ METRICS = {
         MetricProperties("mfu", "more"),
         MetricProperties("ceiling_percent", "more"),
         MetricProperties("gpu_busy_percent", "more"),
-        MetricProperties("hidden_percent", "more"),
         MetricProperties("free_gib", "more"),
         MetricProperties("saved_by_16_bits_gib", "more"),
         MetricProperties("saved_by_sharding_gib", "more"),

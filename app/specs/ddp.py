@@ -109,9 +109,6 @@ class DdpSpec(TrainingSpec):
     }
     metric_notes: ClassVar[Mapping[frozenset[str], str]] = {
         frozenset({"buckets"}): "buckets: a single one travels after the backward pass, which then hides nothing.",
-        frozenset({"hidden_percent"}): "hidden_percent: – where what is exposed is not surely less than "
-        "communication_ms, which is timed alone. On a CPU communication takes cores from computation, so it lengthens "
-        "a step by more than that.",
         frozenset({"predicted_exposed_ms"}): "predicted_exposed_ms: of strategy bucketed with backend nccl; on a CPU "
         "messages take the cores that compute, which no line through their times predicts.",
     }
@@ -132,7 +129,6 @@ class DdpSpec(TrainingSpec):
         "predicted_exposed_ms",
         "net_cost_ms",
         "communication_ms",
-        "hidden_percent",
         "communication_mib",
         "tokens_per_s",
         "mfu",

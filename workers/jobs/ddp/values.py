@@ -45,9 +45,7 @@ NARROW_PARAMETER_TOLERANCE = 0.5
 COMPUTATION = ("computation_step_ms", "exposed_communication_ms")
 ALONE = ("alone_step_ms", "net_cost_ms")
 """Metrics of a side that takes turns with the strategy: its step, and how much longer the strategy's takes."""
-OF_OUR_STRATEGIES = frozenset(
-    {*COMPUTATION, *ALONE, *PARITY, "exposed_communication_percent", "hidden_percent", "communication_mib"}
-)
+OF_OUR_STRATEGIES = frozenset({*COMPUTATION, *ALONE, *PARITY, "exposed_communication_percent", "communication_mib"})
 """Metrics that a step of the user's own has not."""
 EAGER = ("eager_step_ms", "eager_exposed_communication_ms", "eager_host_us")
 """Metrics of the same strategy without the CUDA graph."""
@@ -100,7 +98,6 @@ def _metrics(phases: Sequence[str]) -> list[Metric]:
         Metric("net_cost_ms", None, "ms"),
         Metric("communication_ms", None, "ms"),
         Metric("communication_percent", None, "%"),
-        Metric("hidden_percent", None, "%"),
         Metric("uncovered_communication_ms", None, "ms"),
         Metric("communication_mib", None, "MiB"),
         Metric("tokens_per_s", None, "tokens/s"),
@@ -146,7 +143,7 @@ def add_values(
         add_eager(values, found)
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
-    exposed += [*add_hidden(values), *check_communicates(values, spec)]
+    exposed += check_communicates(values, spec)
     exposed += check_replicas([rank["replicas"] for rank in found])
     if has_buckets(spec):
         values.set("buckets", None, [found[0]["buckets"]])
@@ -246,29 +243,6 @@ def check_exposed(exposed: Sequence[float], step_ms: float, *, on_gpu: bool) -> 
         return Check("exposed_communication", False, detail)
     is_note = MAX_ERROR < error <= limit
     return Check("exposed_communication", error <= MAX_ERROR, detail, "note" if is_note else "suspect")
-
-
-def add_hidden(values: Values) -> list[Check]:
-    """Set the share of the communication that computation hides, where the exposed time is surely smaller; where
-    it is not, return a note, since tables leave out what is unknown."""
-    exposed = values.samples("exposed_communication_ms", None)
-    communication = values.samples("communication_ms", None)
-    if not exposed or not communication:
-        values.set("hidden_percent", None, None, "the exposed or the whole communication is not known")
-        return []
-    whole, left = statistics.median(communication), statistics.median(exposed)
-    if not whole:
-        values.set("hidden_percent", None, None, "not known: nothing is sent; exposed is the strategy's own work")
-        return []
-    low, high = median_interval(exposed) or (min(exposed), max(exposed))
-    if high >= whole or high < 0:
-        known = f"exposed communication is {left:.4g} ms ({low:.4g} to {high:.4g})"
-        hidden = f"communication_ms {whole:.4g}: nothing surely hidden"
-        why = hidden if high >= 0 else "the step without communication takes longer"
-        values.set("hidden_percent", None, None, f"{known}, {why}")
-        return [Check("hidden_percent", False, f"{known}, {why}", "note")]
-    values.set("hidden_percent", None, [min(100.0, 100 * (1 - left / whole))])
-    return []
 
 
 def add_difference(

@@ -61,7 +61,6 @@ from workers.jobs.ddp.timing import LATER_WARMUP
 from workers.jobs.ddp.values import (
     PARITY,
     add_exposed,
-    add_hidden,
     add_overlap,
     add_values,
     check_communicates,
@@ -593,32 +592,6 @@ def test_an_uncertain_or_impossible_exposed_time_is_suspect(error_ms: float, sil
     assert check.ok is is_ok, check.detail
     assert "e+" not in check.detail
     assert collected.samples("net_cost_ms", None) == pytest.approx([time - 40 for time in shared])
-
-
-@pytest.mark.parametrize(
-    ("exposed_ms", "communication_ms", "hidden"),
-    [
-        ([4.0] * 6, 16.0, 75.0),
-        ([-1.0, -1.0, -1.0, 1.0, 1.0, -1.0], 16.0, 100.0),
-        ([3.0, 3.0, 3.0, 3.0, 3.0, 17.0], 16.0, "3 ms (3 to 17), communication_ms 16: nothing surely hidden"),
-        ([18.4] * 6, 16.2, "18.4 ms (18.4 to 18.4), communication_ms 16.2: nothing surely hidden"),
-        ([-2.0] * 6, 16.0, "the step without communication takes longer"),
-        ([4.0] * 6, None, "is not known"),
-        (None, 16.0, "is not known"),
-        ([4.0] * 6, 0.0, "not known: nothing is sent"),
-    ],
-)
-def test_what_is_hidden_is_known_or_says_why_not(exposed_ms: Any, communication_ms: Any, hidden: Any) -> None:
-    collected = Values([one for one in metrics(parsed(strategy="flat")) if one.name == "hidden_percent"])
-    collected.set("exposed_communication_ms", None, exposed_ms)
-    collected.set("communication_ms", None, None if communication_ms is None else [communication_ms])
-    notes = add_hidden(collected)
-    assert [note.severity for note in notes] == ["note"] * (not isinstance(hidden, float) and "not known" not in hidden)
-    if isinstance(hidden, float):
-        assert collected.samples("hidden_percent", None) == [hidden]
-    else:
-        assert collected.samples("hidden_percent", None) is None
-        assert hidden in str(collected.reason)
 
 
 @pytest.mark.parametrize(
