@@ -20,7 +20,6 @@ from app.api import (
     health,
     history,
     jobs,
-    notifications,
     problems,
     queue,
     results,
@@ -48,7 +47,7 @@ from flopwatch.version import own_version
 
 ROUTERS = (
     *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, history, pictures, specs),
-    *(notifications, workers, tokens, health),
+    *(workers, tokens, health),
     *(pages, docs),
 )
 ROUTES = APIRouter(

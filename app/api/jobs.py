@@ -14,7 +14,7 @@ from app.api.access import OWN_JOB, OWN_JOB_AGAIN, Sender, check_code, check_lim
 from app.api.bodies import Body, JobBody, JobChanges, json_body, request_body, timeout_without_one
 from app.api.guard import Access
 from app.api.links import linked_job, linked_jobs
-from app.api.notifications import check_notify_url
+from app.api.notifying import check_notify_url
 from app.api.parameters import (
     NO_QUERY,
     Cursor,
@@ -123,7 +123,7 @@ async def submit_job(services: Services, body: JobBody, sender: Access, key: Ide
 def new_job(services: Services, body: JobBody, sender: Access) -> NewJob:
     """Return the job that this sender submits. Raises InvalidRequest with pointers into the body, InsufficientScope."""
     check_names(body.spec, known_names(services), "/spec")
-    check_notify_url(services, body.notify_url)
+    check_notify_url(services.settings, body.notify_url)
     new = replace(body.new_job(body.spec, timeout_without_one(services.settings, body)), submitted_by=sender.name)
     check_code(sender, [new])
     check_limits(services, sender, [new])

@@ -19,7 +19,7 @@ import httpx
 from anyio.to_thread import run_sync
 from standardwebhooks import Webhook
 
-from app.errors import STORE_UNAVAILABLE
+from app.errors import STORE_UNAVAILABLE, FieldError, InvalidRequest
 from app.settings import Settings
 from app.store.queue.webhooks import Delivery, Webhooks
 
@@ -48,6 +48,22 @@ def why_refused(address: Address, allowed: Networks) -> str | None:
     if inner.is_global and not inner.is_multicast and not inner.is_reserved:
         return None
     return f"{address} is no public address, and in none of FLOPWATCH_NOTIFY_NETWORKS"
+
+
+def check_notify_url(settings: Settings, url: str | None) -> None:
+    """Raise InvalidRequest for an address that this server would never tell anything. Names are resolved later."""
+    why = None
+    if url is None:
+        return
+    if settings.notify_secret is None:
+        why = "Webhooks are off: FLOPWATCH_NOTIFY_SECRET is not set on the server"
+    else:
+        try:
+            why = why_refused(ip_address(urlsplit(url).hostname or ""), settings.notify_networks)
+        except ValueError:  # a name
+            return
+    if why is not None:
+        raise InvalidRequest(f"/notify_url: {why}", errors=(FieldError("/notify_url", why),))
 
 
 def _inner(address: Address) -> Address:
@@ -128,4 +144,7 @@ class Notifier:
             error = f"The receiver did not answer within {LIMIT_S:g} s."
         except (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError) as failed:
             error = f"The receiver cannot be reached: {failed or type(failed).__name__}."
+        if error is not None:
+            what, number = delivery.message["type"], delivery.message["data"]["id"]
+            logger.warning("webhook %s of %s, try %s: %s", what, number, delivery.tries + 1, error)
         await run_sync(lambda: self._webhooks.end(delivery, error, again=again))

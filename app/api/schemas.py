@@ -60,15 +60,6 @@ class DryRun(TypedDict):
     """Fields that change nothing in any of the jobs that `jobs` counts."""
 
 
-class Notification(TypedDict):
-    state: Literal["waiting", "pending", "delivered", "failed"]
-    """waiting: for the end; pending: to be delivered, maybe again; failed: given up."""
-    tries: int
-    next_try_at: str | None
-    error: str | None
-    """Why the last try failed."""
-
-
 class Attempt(TypedDict):
     number: int
     worker_id: str

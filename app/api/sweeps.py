@@ -17,7 +17,7 @@ from app.api.access import OWN_SWEEP, OWN_SWEEP_AGAIN, Sender, check_code, check
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary, timeout_without_one, wrong_at
 from app.api.guard import Access
 from app.api.links import linked_sweep
-from app.api.notifications import check_notify_url
+from app.api.notifying import check_notify_url
 from app.api.parameters import (
     NO_QUERY,
     Cursor,
@@ -137,7 +137,7 @@ async def submit_sweep(
 def planned(services: Services, body: SweepBody, sender: Access) -> tuple[list[NewJob], Fit | None]:
     """Return the jobs with which a sweep of this sender begins, and its search; raises InvalidRequest with pointers
     into the body, or InsufficientScope."""
-    check_notify_url(services, body.notify_url)
+    check_notify_url(services.settings, body.notify_url)
     fit = None
     if body.fit is not None:
         jobs, fit = first_of_searches(services, body, body.fit)

@@ -16,7 +16,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, exists, insert, or_, select, update
 
-from app.errors import NotFound
 from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.database.engine import Database
@@ -102,16 +101,6 @@ class Webhooks:
         same = (_hook.id == tried.id) & (_hook.state == "pending") & (_hook.message_id == tried.message_id)
         with self._database.write() as connection:
             connection.execute(update(tables.webhook).where(same).values(**values))
-
-    def public(self, *, job_id: int | None = None, sweep_id: int | None = None) -> dict[str, Any]:
-        """Return the webhook's delivery state. Raises NotFound if there is no webhook."""
-        with self._database.read() as connection:
-            row = connection.execute(select(tables.webhook).where(_of(job_id, sweep_id))).one_or_none()
-        if row is None:
-            what = f"job {job_id}" if sweep_id is None else f"sweep {sweep_id}"
-            raise NotFound(f"There is no notification of {what}: it has no notify_url, or does not exist.")
-        due_at = rfc3339(row.due_at) if row.state == "pending" else None
-        return {"state": row.state, "tries": row.tries, "next_try_at": due_at, "error": row.error}
 
 
 def _of(job_id: int | None, sweep_id: int | None) -> ColumnElement[bool]:
