@@ -1,6 +1,6 @@
 import pytest
 
-from app.metrics import better, gain, gain_name, headline, in_a_sentence
+from app.metrics import better, gain, gain_name, headline
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,3 @@ def test_headline() -> None:
     assert headline(["forward_ms", "step_ms", "mfu"]) == "step_ms"
     assert headline(["copy_gb_per_s", "tflops"]) == "copy_gb_per_s"
     assert headline([]) is None
-
-
-def test_names_within_a_sentence_keep_units_and_abbreviations() -> None:
-    names = ("bucket_size_mb", "context_length", "gpu_busy_percent", "mfu", "step_ms")
-    assert [in_a_sentence(name) for name in names] == [
-        *("bucket size (MB)", "context length", "GPU busy (%)", "MFU", "step (ms)")
-    ]

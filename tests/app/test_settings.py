@@ -9,14 +9,7 @@ from app.settings import Settings
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("FLOPWATCH_API_TOKEN", "", "is empty, which protects nothing: set a token, or unset the variable"),
-        ("FLOPWATCH_API_TOKEN", " abc", "begins or ends with a blank, which no client can send"),
         ("FLOPWATCH_PERFETTO_URL", "ui", "must be an address such as https://ui.perfetto.dev, or empty"),
-        (
-            "FLOPWATCH_ARTIFACTS_URL",
-            "s3:///prefix",
-            "must be a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
-        ),
         (
             "FLOPWATCH_ARTIFACTS_URL",
             "s3://key:secret@bucket",

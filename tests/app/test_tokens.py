@@ -3,7 +3,6 @@
 import pytest
 
 from app import tokens
-from app.tokens import SCOPES
 
 
 def test_a_token_has_its_id() -> None:
@@ -25,13 +24,3 @@ def test_every_mistyped_character_is_noticed() -> None:
         assert tokens.id_of(text[:place] + other + text[place + 1 :]) is None
     assert tokens.id_of(text[:-1]) is None
     assert tokens.id_of(f"{text}\n") is None
-
-
-def test_each_scope_includes_those_before_it() -> None:
-    assert SCOPES == ("read", "submit", "code", "admin")
-    assert [[tokens.includes(held, needed) for needed in SCOPES] for held in SCOPES] == [
-        [True, False, False, False],
-        [True, True, False, False],
-        [True, True, True, False],
-        [True, True, True, True],
-    ]

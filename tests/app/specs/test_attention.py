@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from app.specs._base import MAX_CELLS
 from app.specs.attention import AttentionSpec
-from flopwatch.text.cases import case_text
 
 
 def spec(**fields: Any) -> AttentionSpec:
@@ -101,15 +100,6 @@ def test_bottom_right_matters_to_masks_of_few_queries() -> None:
     windows = [spec(**few, window=3, bottom_right=right).cases()[0].key for right in (False, True)]
     assert len({*windows, *keys[0]}) == 3
     assert spec(**{**few, "causal": [True]}, bottom_right=True).cases()[0].coordinates["bottom_right"] is True
-
-
-@pytest.mark.parametrize(
-    ("lengths", "told"), [([3, 5], "document_lengths=3/5"), ([1, 2, 2, 2, 1], "5 document lengths (6defb76e)")]
-)
-def test_lists_of_jobs_tell_documents(lengths: list[int], told: str) -> None:
-    packed = spec(implementations=["eager"], sequence_lengths=[8], document_lengths=lengths)
-    assert case_text(packed.summary()).endswith(f"sequence_length=8, {told}")
-    assert packed.cases()[0].coordinates["document_lengths"] == told.removeprefix("document_lengths=")
 
 
 @pytest.mark.parametrize(

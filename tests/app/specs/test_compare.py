@@ -75,13 +75,3 @@ def test_no_side_is_made_up(left_out: list[str]) -> None:
     assert [(error["type"], error["loc"]) for error in refused.value.errors()] == [
         ("missing", ("compare", side)) for side in left_out
     ]
-
-
-class TestSummary:
-    def test_it_names_what_differs(self) -> None:
-        summary = compare(TINY, {**TINY, "precision": "bf16", "compile": True}).summary()
-        assert summary["model"] == "tiny"
-        assert summary["context_length"] == 64
-        assert summary["precision"] == "fp32 → bf16"
-        assert summary["compile"] == "false → true"
-        assert "attention" not in summary

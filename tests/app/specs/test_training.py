@@ -20,7 +20,6 @@ def test_a_step_of_ones_own_needs_no_model_and_no_attention_of_ours(kind: Any) -
 
 
 FP16 = {"cuda_graph": True, "precision": "fp16"}
-SELECTIVE = {"checkpoint_scope": "selective", "checkpoint_layers": 3, "activation_checkpointing": True, "compile": True}
 MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"}
 
 
@@ -63,20 +62,6 @@ MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"
 )
 def test_what_cannot_go_together_is_refused(fields, field, words) -> None:
     assert_refused("benchmark", fields, field, words)
-
-
-@pytest.mark.parametrize(
-    ("fields", "title"),
-    [
-        ({}, "small, context 256"),
-        ({"activation_checkpointing": True, "mode": "forward"}, "small, context 256"),
-        ({"activation_checkpointing": True, "checkpoint_blocks": 2}, "small, context 256, block checkpoints of 2"),
-        ({"fused": ["rope", "rms_norm"], "compile": True}, "small, context 256, compiled, fused rms_norm/rope"),
-        (SELECTIVE, "small, context 256, compiled, selective checkpoints in 3 layers"),
-    ],
-)
-def test_titles_tell_what_is_done_to_the_model(fields: dict[str, Any], title: str) -> None:
-    assert BenchmarkSpec(**fields).title("context 256") == title
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward"])

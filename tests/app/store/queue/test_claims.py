@@ -38,13 +38,6 @@ def test_priority_then_submission(shop: Any, rng: random.Random) -> None:
     assert shop.try_claim() is None
 
 
-def test_a_job_of_another_kind_is_passed_over(shop: Any) -> None:
-    shop.submit()
-    assert shop.try_claim(kinds=frozenset({"profile"})) is None
-    assert shop.try_claim(kinds=frozenset()) is None
-    assert shop.try_claim(kinds=frozenset({"profile", "benchmark"})) is not None
-
-
 class TestFit:
     def test_a_cpu_worker_never_takes_a_cuda_job(self, shop: Any) -> None:
         shop.submit(spec=CUDA)
@@ -62,10 +55,6 @@ class TestFit:
         shop.submit(spec=CPU)
         assert shop.try_claim(total_gpus=gpus, free_gpus=gpus, idle=False) is None
         assert shop.try_claim(total_gpus=gpus, free_gpus=gpus) is not None
-
-    def test_an_auto_job_on_a_cpu_host_runs_alone(self, shop: Any) -> None:
-        shop.submit()
-        assert shop.try_claim(idle=False) is None
 
     def test_an_exclusive_job_waits_for_an_idle_host(self, shop: Any, submit_needing: Any) -> None:
         submit_needing(device_type="cuda", devices=1, exclusive_host=True)
