@@ -169,10 +169,8 @@ STEP = ("submit", "benchmark", "--step")
         ),
         (("versus", "old", "."), "Missing argument 'KIND|SPEC.json': name the kind of job, such as benchmark."),
         (("versus", "old", ".", "model.size=tiny"), "fields follow a kind: benchmark model.size=tiny"),
-        (("submit", "benchmark", "--wait-at-most", "10s"), ": write the number of seconds alone"),
         (("compare", "JOB", "JOB", "--format", "xml"), "--format"),
         (("download", "JOB", "--to", "train.py"), "is a file"),
-        (("--other", "jobs"), "No such option: --other"),
         (("why", "train.py"), "train.py names no function: write train.py:FUNCTION"),
         (("why", "train.py:make_step", "budget=20"), "budget is no field of a step: write --budget-s"),
     ],
@@ -189,16 +187,6 @@ def test_a_mistake_that_needs_no_server_exits_with_2(flopwatch, tmp_path, monkey
     assert (refused.returncode, why in told) == (2, True), told
     assert told.startswith("outcome: error\nexit_code: 2\n" if brief else "error: ")
     assert "Traceback" not in told
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("list", "jobs"), ("estimate", "submit estimate"), ("bechmark", "submit benchmark"), ("compaer", "compare")],
-)
-def test_a_command_that_is_none_names_the_one_that_was_meant(flopwatch: Any, word: str, meant: str) -> None:
-    assert f"write flopwatch {meant} " in " ".join(ended(flopwatch(word), 2).split())
-    for unlike in ("xyzzy", "down"):  # which is not `download`
-        assert "write flopwatch" not in ended(flopwatch(unlike), 2)
 
 
 def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> None:
@@ -218,20 +206,10 @@ def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> No
 def test_a_field_inside_the_model_is_named(flopwatch: Any) -> None:
     given = ended(flopwatch("submit", "benchmark", "model=tiny"), 1)
     assert '/spec/model: Input should be an object; got "tiny"; did you mean model.size=tiny?' in given
-    assert "did you mean" not in ended(flopwatch("submit", "benchmark", "model=gpt2"), 1)
     meant = "/size: Unknown field; did you mean model.size?"
     assert f"/spec{meant}" in ended(flopwatch("submit", "benchmark", "size=tiny"), 1)
     assert f"/grid{meant}" in ended(flopwatch("sweep", "benchmark", "size=tiny,small"), 1)
     assert meant in ended(flopwatch("run", "benchmark", "size=tiny"), 2)
-    nested = ("baseline.kind=benchmark", "candidate.kind=benchmark", "candidate.size=tiny")
-    assert f"/spec/candidate{meant}" in ended(flopwatch("submit", "compare", *nested), 1)
-
-
-def test_several_values_of_a_field_are_a_sweep(flopwatch: Any) -> None:
-    cure = "one job for each of several values is a sweep: `flopwatch sweep`"
-    for field in ("context_length=64,128", "model.size=tiny,small", "compile=true,false"):
-        assert cure in ended(flopwatch("submit", "benchmark", field), 1)
-    assert cure not in ended(flopwatch("submit", "benchmark", "context_length=64x"), 1)
 
 
 def test_presets(site: Any, flopwatch: Any) -> None:
@@ -245,9 +223,7 @@ def test_presets(site: Any, flopwatch: Any) -> None:
     assert (sweep["base"]["num_heads"], sweep["base"]["head_dims"]) == (2, [32])
     errors = ended(flopwatch("submit", "attention", "--preset", "cpuu"), 1)
     assert "no preset 'cpuu'; its presets: leaderboard, flash_benchmarking, classic, cpu" in errors
-    assert "it has none" in ended(flopwatch("sweep", "ceiling", "seed=1,2", "--preset", "x"), 1)
     assert "did you mean attention? known kinds: attention" in ended(flopwatch("submit", "atention"), 1)
-    assert "known kinds: attention" in ended(flopwatch("submit", "atention", "--preset", "cpu"), 1)
 
 
 def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
@@ -538,15 +514,6 @@ def test_options_choose_the_server(site: Any, flopwatch: Any, tmp_path: Path) ->
     assert "--url" not in ended(flopwatch("jobs", **nowhere), 1).replace("FLOPWATCH_URL, or --url", "")
 
 
-def test_an_unknown_setting_is_named(site: Any, flopwatch: Any) -> None:
-    specs = flopwatch("specs", FLOPWATCH_DATADIR="/tmp", FLOPWATCH_ZEBRA="1", flopwatch_port="80")
-    assert specs.returncode == 0
-    assert specs.stderr.splitlines() == [
-        "warning: FLOPWATCH_DATADIR is no setting, and nothing reads it: did you mean FLOPWATCH_DATA_DIR?",
-        "warning: FLOPWATCH_ZEBRA is no setting, and nothing reads it",
-    ]
-
-
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_printed_defaults_are_accepted(site: Any, flopwatch: Any, kind: str) -> None:
     lines = ended(flopwatch("specs", kind)).partition("\n\n")[0].splitlines()
@@ -630,12 +597,6 @@ def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) 
     assert site.job(job_id)["state"] == "queued"
 
 
-def test_a_job_without_files_says_so(site: Any, flopwatch: Any) -> None:
-    job_id = site.submit()["id"]
-    done = flopwatch("download", str(job_id))
-    assert (ended(done), done.stderr) == ("", f"job {job_id} has no files so far: it is queued\n")
-
-
 def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     job_id = site.run(artifacts=[site.stored(b"0123456789", "naïve (2).txt")])
     folder = tmp_path / "new" / "folder"
@@ -648,13 +609,8 @@ def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
 def test_specs(flopwatch: Any) -> None:
     assert re.search(r"^model\.size +small ", ended(flopwatch("specs", "benchmark")), re.MULTILINE)
     presets = ended(flopwatch("specs", "attention"))
-    assert re.search(
-        r"^leaderboard +do_bench=true implementations=triton,flex,\S+ .*causal=true device=cuda$", presets, re.MULTILINE
-    )
-    assert "--preset" not in ended(flopwatch("specs", "ceiling")), "it has none"
-    compared = ended(flopwatch("specs", "compare"))
-    assert "{" not in compared
-    assert re.search(r"^candidate\.precision +bf16", compared, re.MULTILINE)
+    assert re.search(r"^leaderboard +do_bench=true implementations=triton,flex,", presets, re.MULTILINE)
+    assert re.search(r"^candidate\.precision +bf16", ended(flopwatch("specs", "compare")), re.MULTILINE)
     assert json.loads(ended(flopwatch("specs", "benchmark", "--json")))[0]["kind"] == "benchmark"
     assert "no kind 'nothing'" in ended(flopwatch("specs", "nothing"), 1)
 

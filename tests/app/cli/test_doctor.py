@@ -153,13 +153,7 @@ def test_a_network_file_system_is_a_fault_with_sqlite_only(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("package", "version", "state"),
-    [
-        ("torch", "2.99.0+cu140", "absent"),
-        ("triton", "99.0", "absent"),
-        ("torch", "2.1.0", "broken"),
-        ("fastapi", "99.0", "broken"),
-    ],
+    ("package", "version", "state"), [("torch", "2.99.0+cu140", "absent"), ("torch", "2.1.0", "broken")]
 )
 def test_a_torch_that_is_newer_than_the_tests_is_a_note(package, version, state, monkeypatch) -> None:
     real = importlib.metadata.version
@@ -173,4 +167,3 @@ def test_a_torch_that_is_newer_than_the_tests_is_a_note(package, version, state,
     assert found[package].state == state
     assert ("is newer than the versions that Flopwatch was tested with" in found[package].found) == (state == "absent")
     assert f"pip install '{package}" in found[package].cure
-    assert ("worker" in found) == (state == "absent"), "nothing else is said to be in order"

@@ -36,16 +36,12 @@ def test_the_plots_of_a_job_and_one_as_a_file(flopwatch, job, tmp_path, monkeypa
     ("arguments", "code", "words"),
     [
         ((), 2, "give the number of a JOB, or --sweep"),
-        (("phases",), 2, "give the number of a JOB, or --sweep"),
         (("JOB", "phases", "memory"), 2, "give one NAME"),
         (("JOB", "-o", "a.svg"), 2, "give a NAME"),
         (("JOB", "phases", "-o", "a.gif"), 2, "gif is no format of plots"),
         (("JOB", "phases", "-o", "missing/a.json"), 2, "missing/a.json: No such file"),
         (("JOB", "nose"), 1, "it has: phases"),
-        (("JOB", "phases", "--x", "precision"), 1, "leave it out for phases"),
-        (("JOB", "chart", "--where", "precision"), 2, "not of the form key=value"),
         (("--sweep", "999"), 1, "no sweep 999"),
-        (("JOB", "ratios", "--against", "999"), 1, "no job 999"),
     ],
 )
 def test_mistakes(flopwatch: Any, job: str, arguments: tuple[str, ...], code: int, words: str) -> None:

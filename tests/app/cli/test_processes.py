@@ -381,7 +381,6 @@ def test_worker_and_run_keep_the_process(tmp_path: Path, monkeypatch: pytest.Mon
     [
         (["benchmark", "context_lenght=8"], "/context_lenght: Unknown field; did you mean context_length?"),
         (["-"], "/kind: kind is missing; known kinds: attention, benchmark"),
-        (["benchmark", "--preset", "xxl"], "no preset 'xxl'; its presets: tiny, small"),
         (["none.json"], "none.json: No such file"),
         (["compare", "baseline.kind=benchmark", "baseline.sed=1"], "/baseline/sed: Unknown field; did you mean seed?"),
     ],
