@@ -228,7 +228,15 @@ class OwnStep:
     def trainable(self) -> int | None:
         """The number of trainable parameters; None if none at all are known."""
         known = self.parameters
-        return sum(one.numel() for one in known if one.requires_grad) if known else None
+        return sum(one.numel() for one in self.trained) if known else None
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """The trainable parameters, without those that no optimizer has, such as a running average's of the others."""
+        has = {id(one) for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]}
+        known = [one for one in self.parameters if one.requires_grad]
+        found = [one for one in known if id(one) in has]
+        return found if found and not (len(found) < len(known) and self.plain_optimizers()) else known
 
     @property
     def may_train(self) -> bool:

@@ -106,6 +106,7 @@ class Signs(torch.optim.Optimizer):  # with a tensor alone as a parameter's stat
 
 def make_losing_step(device, lost="", optimizer="AdamW"):
     model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
+    average = torch.optim.swa_utils.AveragedModel(model)  # has as many parameters, which nothing trains
     optimizer = (Signs if optimizer == "Signs" else getattr(torch.optim, optimizer))(model.parameters(), lr=1e-3)
 
     def step():
@@ -115,6 +116,7 @@ def make_losing_step(device, lost="", optimizer="AdamW"):
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        average.update_parameters(model)
 
     return step
 
@@ -477,13 +479,22 @@ def test_updates_that_leave_no_trace_are_not_told_as_lost(run, fused: bool) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "optimizer"), [("benchmark", "AdamW"), ("benchmark", "SGD"), ("benchmark", "Signs"), ("memory", "AdamW")]
+    ("kind", "optimizer"),
+    [
+        *(("benchmark", name) for name in ("AdamW", "SGD", "Signs")),
+        *(("memory", name) for name in ("AdamW", "Signs")),
+        ("profile", "Signs"),
+    ],
 )
 @pytest.mark.parametrize(
     ("lost", "severity", "words"),
     [
         ("", None, ""),
-        ("some", "suspect", "2 of 4 parameters of its optimizers got no gradient, the first 0.weight [8, 8]: the step"),
+        (
+            "some",
+            "suspect",
+            "2 of 4 parameters of its optimizers got no gradient, the first ModuleList.0.weight [8, 8]: the",
+        ),
         ("all", "note", "none of the 4 parameters of its optimizers got a gradient: is the backward pass forgotten?"),
     ],
 )
@@ -494,6 +505,7 @@ def test_gradients_that_are_lost_are_told(run, kind, lost: str, severity: str | 
     found = [check for one in report.verdicts.values() for check in one["checks"] if check["name"] == "gradients"]
     assert [check["severity"] for check in found] == ([] if severity is None else [severity])
     assert not found or found[0]["detail"].startswith(words)
+    assert medians(report).get("parameters", 144) == 2 * (8 * 8 + 8)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 def of_own_step(own: OwnStep) -> Trained:
     """Return a step of the user's own, which does its own parallelism."""
-    sizes = [Size(one.numel(), one.element_size(), one.dim()) for one in own.model.parameters() if one.requires_grad]
+    sizes = [Size(one.numel(), one.element_size(), one.dim()) for one in own.trained]
     return Trained(NO_COMMUNICATION, own.model, own.model, cast("BackwardStep", own), sizes, own)
 
 

@@ -6,6 +6,7 @@ ends; older allocations are known only by their owners.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from workers.measure.allocations.categories import Owners
 from workers.measure.allocations.ledger import Allocation, Entry, Ledger
 from workers.measure.allocations.recording import MAX_POINTS, RecordedStretch
 from workers.measure.allocations.snapshot import annotated, from_history
+from workers.measure.profiling.recording import states_unread
 
 MARK = "flopwatch::mark::"
 """Prefix of the names of events that represent marks; the mark's number follows."""
@@ -37,6 +39,7 @@ class CpuRecording:
         self.max_entries = max_entries
         self._alive: dict[int, Allocation] = {}
         self._profile: Any = None
+        self._undo = ExitStack()
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         self._marks: list[Mark] = []
@@ -51,6 +54,7 @@ class CpuRecording:
         ]
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=stacks)
         self._profile.start()
+        self._undo.enter_context(states_unread())
 
     def measure_workspaces(self) -> None:
         """Do nothing: on a CPU, libraries do not allocate workspaces by torch's allocator."""
@@ -71,6 +75,7 @@ class CpuRecording:
         return recorded
 
     def abandon(self) -> None:
+        self._undo.close()
         stopped, self._profile = self._profile, None
         if stopped is not None:
             stopped.stop()

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity
 
 from kernels.device_events import synchronize
@@ -137,6 +138,26 @@ def refused_to_others() -> Iterator[None]:
         inner._prepare_trace = opens
 
 
+class _Unseen:
+    """Stands for the method of torch's optimizers by which its profiler knows their steps."""
+
+    __code__ = (lambda: None).__code__
+
+    def __call__(self) -> None: ...
+
+
+@contextmanager
+def states_unread() -> Iterator[None]:
+    """Keep torch's profiler, which follows Python's functions, from reading optimizers' states: where `state[p]` is a
+    tensor, and no dictionary, it raises in the step."""
+    known: Any = Optimizer
+    method, known._optimizer_step_code = known._optimizer_step_code, _Unseen()
+    try:
+        yield
+    finally:
+        known._optimizer_step_code = method
+
+
 def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False, shapes: bool = True) -> Profile:
     """Run the work under the profiler, until the device has finished it. Raises AnotherProfiler: the work uses torch's
     profiler itself; RuntimeError: the profiler failed.
@@ -156,7 +177,7 @@ def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False, shap
         with torch.profiler.profile(
             activities=activities, with_stack=python, record_shapes=shapes, profile_memory=not python
         ) as profiler:
-            with refused_to_others():
+            with refused_to_others(), states_unread():
                 work()
             if on_gpu:
                 synchronize()
