@@ -391,6 +391,10 @@ def test_what_a_decorator_adds_to_a_models_arguments_is_not_missed(run, monkeypa
             r"model 'transformer_lm' is called with vocab_size, .*: Linear.__init__.* got an unexpected",
         ),
         (dict, "model 'transformer_lm' is of type dict, and no torch.nn.Module"),
+        (
+            lambda **sizes: TransformerLM(**sizes).to(torch.bfloat16),
+            "model 'transformer_lm' makes parameters in torch.bfloat16, and .* parameter_dtype fp32: make them in",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused(run, model_class, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

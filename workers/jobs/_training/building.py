@@ -106,7 +106,7 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
     an installed model or attention is broken; BrokenCode: the job's uploaded one is broken."""
     import torch
 
-    from workers.model.precision import PRECISIONS
+    from workers.model.precision import PARAMETER_DTYPES, PRECISIONS
 
     model_class = load(MODELS, spec.model.name) if spec.code is None else uploaded.load(spec.code)
     attention = attention_of(spec)
@@ -135,6 +135,7 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
             raise no_model(f"model {name_of(spec)!r} {takes} (docs/how-to-add-a-model.md): {error}") from error
         if not isinstance(model, torch.nn.Module):
             raise no_model(f"model {name_of(spec)!r} is of type {type(model).__name__}, and no torch.nn.Module")
+        check_dtypes(model)
         if spec.mode == "generate" and not hasattr(model, "new_cache"):
             raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
         if spec.model_has_loss and "targets" not in inspect.signature(model.forward).parameters:
@@ -144,6 +145,14 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
                 f"{field} needs"
             )
         return model
+
+    def check_dtypes(model: torch.nn.Module) -> None:
+        made = {one.dtype for one in model.parameters() if one.is_floating_point()}
+        for dtype in made - {torch.float32, PARAMETER_DTYPES[spec.parameter_dtype]}:
+            raise no_model(
+                f"model {name_of(spec)!r} makes parameters in {dtype}, and the job measures it with parameter_dtype "
+                f"{spec.parameter_dtype}: make them in float32, or set parameter_dtype=bf16 (with precision=bf16)"
+            )
 
     return make
 
