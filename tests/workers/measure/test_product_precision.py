@@ -27,6 +27,25 @@ def test_of_several_precisions_each_has_its_share() -> None:
     assert (shares, reason) == ({"fp32": 0.5, "bf16": 0.5}, "")
 
 
+@pytest.mark.parametrize(
+    ("of_convolution", "products", "told"),
+    [
+        (None, [], ({"fp32": 1.0}, "")),
+        (torch.bfloat16, [torch.bfloat16], ({"bf16": 1.0}, "")),
+        (None, [torch.bfloat16], ({"bf16": 1.0}, "layers are in fp32, its products in bf16, and the FLOPs of each")),
+    ],
+)
+def test_convolutions_in_another_precision_leave_the_steps_unknown(of_convolution, products, told) -> None:
+    def work() -> None:
+        step(*products)
+        with torch.autocast("cpu", of_convolution, enabled=of_convolution is not None):
+            torch.nn.Conv2d(3, 8, 3)(torch.randn(2, 3, 8, 8))
+
+    shares, reason = precision_of_products(work, CPU)
+    assert (shares, bool(reason)) == (told[0], bool(told[1]))
+    assert told[1] in reason
+
+
 def test_a_step_without_products_or_with_a_profiler_of_its_own_has_a_reason() -> None:
     assert "saw none" in precision_of_products(lambda: torch.ones(3).add(1), CPU)[1]
 
