@@ -151,7 +151,7 @@ def compare(
         print_table(
             server.compare_text(*compared, format=format_of(output_format), metrics=judging.metric).text, output_format
         )
-        echo_line(judged.sentence or "", err=True)
+        echo_line(judged.sentence or "", err=output_format != MARKDOWN)  # other formats are for programs
         raise typer.Exit(judged.exit_code)
     comparison = server.compare_text(
         *compared,

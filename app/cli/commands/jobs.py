@@ -258,7 +258,7 @@ def versus(
     if judging != Judging():
         judged = judge(server, [job["id"]], None, judging)
         if judging.keep_if is not None:  # else printed with the comparison
-            echo_line(judged.sentence or "", err=True)
+            echo_line(judged.sentence or "")
         raise typer.Exit(judged.exit_code)
 
 
@@ -486,6 +486,9 @@ def label(
     from app.cli.output import print_job, print_json
 
     changes: Description = {}
+    if remove:
+        for key in sorted({*remove} - server.job(job_id)["labels"].keys()):
+            echo(f"job {job_id} has no label {key!r}", err=True)
     if labels or remove:
         changes["labels"] = {**arguments.parse_pairs(labels or []), **dict.fromkeys(remove or [])}
     if name is not None:

@@ -301,7 +301,10 @@ def test_a_dry_run_of_ones_own_step_submits_nothing(fresh_site: Any, flopwatch: 
 
 def test_label(site: Any, flopwatch: Any) -> None:
     job_id = site.submit(name="old", labels={"gone": "x", "kept": "y"})["id"]
-    done = flopwatch("label", str(job_id), "new=z", "--remove", "gone", "--name", "", "--note", "No gain.")
+    done = flopwatch(
+        "label", str(job_id), "new=z", "--remove", "gone", "--remove", "never", "--name", "", "--note", "No gain."
+    )
+    assert done.stderr == f"job {job_id} has no label 'never'\n"
     assert done.returncode == 0
     assert "kept=y, new=z" in done.stdout
     assert "No gain." in done.stdout
