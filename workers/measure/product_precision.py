@@ -4,6 +4,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -41,7 +42,8 @@ def precision_of_products(run: Callable[[], object], device: torch.device) -> tu
             others.add(DTYPES.get(event.dtypes()[0], ("another",))[0])
     if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
         flops["tf32"] += flops.pop("fp32", 0)
-    if device.type == "cuda" and torch.backends.cudnn.conv.fp32_precision == "tf32":  # as by default
+    cudnn: Any = torch.backends.cudnn
+    if device.type == "cuda" and cudnn.conv.fp32_precision == "tf32":  # as by default
         others = {"tf32" if one == "fp32" else one for one in others}
     if not flops and len(others) == 1 and "another" not in others:
         return dict.fromkeys(others, 1.0), ""
