@@ -135,12 +135,6 @@ def test_what_nvml_tells_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus[0] == {"type": "cuda", "uuid": "GPU-aaaa-0", "name": "NVIDIA H200", "memory_mib": 143_771}
 
 
-def test_a_gpu_that_does_not_answer_costs_no_other(monkeypatch, caplog) -> None:
-    discovered(monkeypatch, driver(*GPUS, lost={GPUS[1].uuid}))
-    assert discover().gpus == (GPUS[0], GPUS[2])
-    assert "GPU 1 of NVML's order does not answer" in caplog.text
-
-
 @pytest.mark.parametrize("lost_whole", [False, True])
 @pytest.mark.parametrize(
     ("visible", "indices"), [("0", [0]), ("1", []), ("2", [2]), ("1,2", [2]), ("2,0", [2, 0]), ("0,3", [0])]

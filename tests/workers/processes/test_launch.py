@@ -154,35 +154,6 @@ def run_forked(launchers, tmp_path, tmp_path_factory) -> Run:
 starts = pytest.mark.parametrize("start", ["fork", "exec"])
 
 
-ENDS = """
-ends = {}
-for behaviour, kind in UNITS:
-    process = launcher.start(request(behaviour, kind=kind), START, [])
-    messages, log = read(process.messages), read(process.log)
-    ends[behaviour] = [messages.splitlines(), log, vars(process.report())]
-    process.close()
-print(json.dumps(ends))
-"""
-
-
-def test_a_unit_reports_prints_and_ends(run_forked: Run, tmp_path: Path) -> None:
-    units = [(behaviour, "benchmark") for behaviour in ("counted", "segfault", "exits", "raises")]
-    ends = run_forked(ENDS.replace("UNITS", repr(units)))
-    messages = [json.loads(line) for line in ends["counted"][0]]
-    assert messages[0] == {"type": "started"}
-    assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
-    assert {message["type"] for message in messages} >= {"measurement", "environment", "validity"}
-    assert (tmp_path / "runs").read_text()
-    assert {model: report for model, (_, _, report) in ends.items()} == {
-        "counted": {"exit_code": 0, "signal": None},
-        "segfault": {"exit_code": None, "signal": 11},
-        "exits": {"exit_code": 3, "signal": None},
-        "raises": {"exit_code": 1, "signal": None},
-    }
-    assert "about to fall over" in ends["segfault"][1]
-    assert "the loss is a pineapple" in ends["raises"][1]
-
-
 def test_a_gpu_that_does_not_compute_is_found(run_forked: Run) -> None:
     found = run_forked(
         """
@@ -264,30 +235,6 @@ def test_nothing_survives_and_locks_are_held_until_then(run_forked, tmp_path, st
     assert seconds < LET_GO_S
 
 
-def test_a_starting_warm_parent_is_replaced(tmp_path: Path) -> None:
-    printed = run_script(
-        tmp_path,
-        "fork",
-        """
-        from threading import Thread
-
-        def kill_first():
-            while not (children := psutil.Process().children()):
-                time.sleep(0.001)
-            children[0].kill()
-
-        killer = Thread(target=kill_first)
-        killer.start()
-        launcher.wait_until_warm()
-        killer.join()
-        process = launcher.start(request("counted"), START, [])
-        messages = read(process.messages)
-        print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report())]))
-        """,
-    )
-    assert printed == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
-
-
 def test_what_runs_outlives_its_warm_parent_which_is_replaced(tmp_path: Path) -> None:
     printed = run_script(
         tmp_path,
@@ -343,27 +290,6 @@ class TestWrapped:
         assert "measurement" in {message["type"] for message in messages}
         assert printed[2:] == [{"exit_code": 0, "signal": None}, True]
         assert (tmp_path / "report").read_text() == "the program ended with 0\n"
-
-    def test_kill_ends_wrapper_program_and_daemon(self, tmp_path: Path) -> None:
-        printed = run_script(
-            tmp_path,
-            "exec",
-            """
-            process = launcher.start(request("stubborn", [*WRAPPER, "--"]), START, [])
-            pids = started()
-            parents = [parent.pid for parent in psutil.Process(pids[0]).parents()]
-            pids += parents[:parents.index(os.getpid())]
-            before = [is_alive(pid) for pid in pids]
-            process.kill()
-            report = process.report()
-            print(json.dumps([before, [is_alive(pid) for pid in pids[:-1]], vars(report)]))
-            """,
-        )
-        before, after, report = printed
-        assert len(before) >= 5, "the program, its daemon, a shell, the wrapper, the keeper"
-        assert all(before)
-        assert not any(after)
-        assert report == {"exit_code": None, "signal": 9}
 
 
 VARIABLES = """

@@ -45,10 +45,3 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_example_has_every_field() -> None:
     named = re.findall(r"^(?:# )?(\w+) = ", EXAMPLE.read_text(), flags=re.MULTILINE)
     assert sorted(named) == sorted(SlurmSettings.model_fields)
-
-
-def test_its_defaults_are_the_fields() -> None:
-    shown = re.findall(r"^# (\w+_s) = (\d+)$", EXAMPLE.read_text(), flags=re.MULTILINE)
-    assert {name: float(value) for name, value in shown} == {
-        name: field.default for name, field in SlurmSettings.model_fields.items() if name.endswith("_s")
-    }
