@@ -13,10 +13,9 @@ import torch
 
 from app.specs.attention import BLOCK_SIZES, AttentionSpec
 from kernels.attention.reference import attention
-from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
+from kernels.registry import ATTENTION, Implementation
 from tests.workers.reporting import Report, reported
 from workers import uploaded
-from workers.jobs import _grid
 from workers.jobs._base import Unit
 from workers.jobs._grid.operations import combined
 from workers.jobs.attention import RUNNER
@@ -303,27 +302,6 @@ def test_what_cannot_be_the_result_is_wrong(run, monkeypatch, function, reason) 
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
 
 
-def test_what_goes_wrong_in_one_cell_costs_no_other(run, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = ATTENTION.load
-
-    def broken(name: str) -> Any:
-        if name == "wrong":
-            raise BrokenEntryPoint("attention implementation 'wrong' could not be loaded: TypeError: dtypes of cpu")
-        return load(name)
-
-    monkeypatch.setattr(ATTENTION, "load", broken)
-    names = ["sdpa_cudnn", "wrong", "own"]
-    report = run(implementations=names)
-    outcomes = {name: report.cell(implementation=name)["forward_ms", "forward"] for name in names}
-    assert {name: row["outcome"] for name, row in outcomes.items()} == {
-        "sdpa_cudnn": "unsupported",
-        "wrong": "invalid_environment",
-        "own": "ok",
-    }
-    assert outcomes["wrong"]["reason"].endswith(": dtypes of cpu")
-    assert "only on cuda" in outcomes["sdpa_cudnn"]["reason"]
-
-
 def test_an_oracle_out_of_memory_fails_nobody(run, monkeypatch: pytest.MonkeyPatch) -> None:
     make_reference = type(RUNNER).make_reference
 
@@ -454,13 +432,6 @@ def test_who_is_wrong_only_later_is_wrong(run, monkeypatch: pytest.MonkeyPatch, 
     assert row["outcome"] == "wrong"
     expected = f"right at first, wrong after timing, with nearly equal scores: {blamed}: relative error"
     assert row["reason"].startswith(expected)
-
-
-def test_the_environment_tells_how_each_precision_is_set(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(dtypes=["fp32"], device="cpu").fingerprint["settings"]["float32_matmul_precision"] == "highest"
-    monkeypatch.setattr(_grid, "why_no_precision", lambda _device, _precision: None)  # a GPU's
-    found = run(dtypes=["tf32", "fp32"], mode="forward").fingerprint["settings"]["float32_matmul_precision"]
-    assert found == "high for tf32, highest for fp32"
 
 
 def test_a_job_that_names_what_is_not_known_is_unsupported(run) -> None:

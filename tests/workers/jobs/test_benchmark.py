@@ -3,7 +3,6 @@
 import functools
 import importlib.util
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from workers.jobs._training import building
 from workers.jobs._training.metrics import add_busy, metrics_of, precisions_of
 from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER
-from workers.measure import memory, warmup
+from workers.measure import warmup
 from workers.measure.busy import Busy
 from workers.measure.ceilings import Ceilings
 from workers.model import TransformerLM, accounting
@@ -335,13 +334,6 @@ class Older(Plain):
         super().__init__(vocab_size, d_model)
 
 
-class HandsOn(Older):
-    """It hands on what it does not know."""
-
-    def __init__(self, *, attention, **others) -> None:
-        super().__init__(**others)
-
-
 @pytest.mark.parametrize("mode", ["train_step", "generate"])
 def test_shared_key_heads_and_a_window_are_measured(run, mode: str) -> None:
     model = {**MODEL, "num_kv_heads": 1, "window": 3}
@@ -368,19 +360,6 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
     ):
         with pytest.raises(Unsupported, match=f"takes no argument '{option}', which this job sets"):
             run(**fields)
-    set_by_job = BenchmarkSpec(model={**MODEL, "rope_theta": 500.0}, activation_checkpointing=True)
-    assert building.options_of(HandsOn, BenchmarkSpec(), abs) == {"attention": abs}
-    set_options = {"attention", "rope_theta", "activation_checkpointing"}
-    assert building.options_of(HandsOn, set_by_job, abs).keys() == set_options
-
-
-def test_what_a_decorator_adds_to_a_models_arguments_is_not_missed(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def needing_more(dropout: float, **options: Any) -> TransformerLM:
-        return TransformerLM(**options)
-
-    made = functools.wraps(needing_more)(functools.partial(needing_more, 0.1))
-    monkeypatch.setattr(MODELS, "load", lambda name: made)
-    assert run().rows
 
 
 @pytest.mark.parametrize(
@@ -428,27 +407,6 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
     assert isinstance(as_runner_error(error), InvalidEnvironment)
     assert isinstance(as_runner_error(CompilerMissing("no c++")), InvalidEnvironment)
     assert as_runner_error(RuntimeError("x")) is None
-
-
-def test_memory_counts_from_before_the_model(monkeypatch) -> None:
-    """Else an exec'd process would count torch's compiler, which optimizers import, as memory of the model."""
-    events: list[str] = []
-
-    def meter(device: torch.device) -> memory.MemoryMeter:
-        events.append("meter" if "torch._dynamo" in sys.modules else "meter too early")
-        return memory.HostMemory()
-
-    monkeypatch.setattr(memory, "memory_meter", meter)
-    spec = BenchmarkSpec(model=MODEL, context_length=8, device="cpu")
-    device, build_model = building.prepare(spec)
-
-    def build() -> torch.nn.Module:
-        events.append("model")
-        return build_model()
-
-    training = building.build(spec, device, build)
-    assert events == ["meter", "model"]
-    assert isinstance(training.meter, memory.HostMemory)
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,12 @@ from workers.jobs.memory.results import (
     add_fragmentation,
     check_accounted,
     check_fragmentation,
-    check_growth,
     check_unknown,
     results,
 )
 from workers.jobs.memory.tables import report_tables
 from workers.measure.allocations.categories import CATEGORIES
 from workers.measure.allocations.free import Free
-from workers.measure.allocations.growth import AfterSteps, Held
 from workers.measure.allocations.ledger import Allocation, Ledger
 from workers.measure.allocations.recording import Counters, RecordedStretch
 
@@ -485,27 +483,6 @@ def test_what_a_block_leaves_unused_is_not_free() -> None:
     values = Values([Metric("fragmentation_mib", None, "MiB"), Metric("largest_free_mib", None, "MiB")])
     add_fragmentation(values, recorded, None)
     assert values.samples("largest_free_mib", None) == [0]
-
-
-def test_memory_of_which_the_steps_do_not_show_that_it_keeps_growing_is_told() -> None:
-    after = AfterSteps([{(None, "a.py:1 f"): Held(size * MIB, 1, Allocation(1, 8, None))} for size in (1, 1, 3)])
-    check = check_growth(Values([]), after, [1, 3])
-    assert check.ok
-    assert check.detail == (
-        "no memory of tensors is seen to keep growing from step 1 to step 3; that of code without a Python stack, "
-        "which has 2 MiB more, may: take more steps"
-    )
-
-
-@pytest.mark.parametrize(("line", "told"), [(1, True), (2, False)], ids=["call", "line"])
-def test_memory_that_grows_in_a_function_is_not_said_to_grow_in_its_first_line(tmp_path, line: int, told: bool) -> None:
-    (tmp_path / "mem.py").write_text("def step():\n    kept.append(x)\n")
-    frames = [{"filename": str(tmp_path / "mem.py"), "line": line, "name": "step"}]
-    made = replace(Allocation(1, 8, None), frames=frames)
-    after = AfterSteps([{(None, "mem.py step"): Held(size * MIB, size, made)} for size in (1, 2, 3, 4)])
-    check = check_growth(Values([Metric("growth_mib_per_step", None, "MiB")]), after, [1, 4])
-    assert not check.ok
-    assert ("lines of functions" in check.detail) == told
 
 
 @pytest.mark.parametrize("device", DEVICES)

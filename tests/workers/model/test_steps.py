@@ -2,14 +2,14 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from workers.model import TransformerLM
 from workers.model.batches import RandomBatches
 from workers.model.loss import cross_entropy
 from workers.model.optimizer import AdamW
 from workers.model.precision import PRECISIONS
-from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, GenerateStep, Step, TrainStep
+from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, Step, TrainStep
 
 
 def small_model(device: str = "cpu") -> TransformerLM:
@@ -137,35 +137,6 @@ def test_training_on_one_batch_learns_it(precision: str, device: str) -> None:
     run(step, times=29)
     assert step.loss.item() < 0.9 * first
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-
-
-def plainly_generated(model: TransformerLM, prompt: Tensor, number: int, temperature: float, top_k: int) -> Tensor:
-    """The loop as it is written on paper: the whole sequence again for each token, one sequence's row at a time."""
-    generator = torch.Generator().manual_seed(3)
-    tokens = prompt
-    for _ in range(number):
-        logits = model(tokens)[:, -1]
-        rows, ids = (torch.stack(each) for each in zip(*(row.sort(descending=True) for row in logits), strict=True))
-        weights = torch.exp(rows[:, :top_k] / temperature)
-        place = torch.multinomial(weights / weights.sum(-1, keepdim=True), 1, generator=generator)
-        new = torch.stack([row[at] for row, at in zip(ids, place, strict=True)])
-        tokens = torch.cat((tokens, new), dim=1)
-    return tokens[:, prompt.shape[1] :]
-
-
-@torch.no_grad()
-def test_generate_draws_what_a_plain_loop_draws() -> None:
-    model = small_model()
-    how = {"temperature": 0.7, "top_k": 5}
-    step = GenerateStep(model, model, batches(), PRECISIONS["fp32"], new_tokens=6, seed=3, **how)
-    run(step, times=1)
-    first, drawn = step.prompt, torch.cat(step.made, dim=1)
-    assert step.tokens() == len(first) * 6
-    run(step, times=2)
-    prompt, made = step.first_again()
-    assert torch.equal(prompt, first)
-    assert torch.equal(made, drawn)
-    assert torch.equal(made, plainly_generated(model, prompt, 6, 0.7, 5))
 
 
 @pytest.mark.gpu

@@ -24,7 +24,6 @@ import torch
 from app.specs import KINDS, spec_adapter
 from app.specs.ddp import DdpSpec
 from parallel import process_group
-from parallel.bucket_size import fit
 from parallel.process_group import RanksFailed, launch
 from tests.parallel.pool import Pool
 from tests.workers.jobs.ddp.planted_steps import MORE
@@ -42,11 +41,9 @@ from tests.workers.reporting import Report, reported
 from workers import uploaded
 from workers.jobs import _ranks
 from workers.jobs._base import Unit
-from workers.jobs._latency_fits import NO_LINE
-from workers.jobs._training import measuring
 from workers.jobs._values import Values
 from workers.jobs.ddp import strategies, timing
-from workers.jobs.ddp.buckets import bucket_rows, report_buckets
+from workers.jobs.ddp.buckets import report_buckets
 from workers.jobs.ddp.parity import (
     SMALL_SHARE,
     gradient_errors,
@@ -57,7 +54,6 @@ from workers.jobs.ddp.parity import (
 from workers.jobs.ddp.rank import rounds_of, run_rank
 from workers.jobs.ddp.replicas import check_replicas
 from workers.jobs.ddp.timelines import ranks_of
-from workers.jobs.ddp.timing import LATER_WARMUP
 from workers.jobs.ddp.values import (
     PARITY,
     add_exposed,
@@ -70,10 +66,9 @@ from workers.jobs.ddp.values import (
     tolerance,
     turns_of,
 )
-from workers.measure import validity, warmup
+from workers.measure import validity
 from workers.measure.memory import memory_meter
-from workers.measure.warmup import WarmUp
-from workers.outcome import Crashed, RunnerError, Unsupported
+from workers.outcome import Crashed
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 MATRICES = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24)
@@ -490,22 +485,6 @@ def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     assert found["first_step_ms"]["median"] > 0
 
 
-@pytest.mark.parametrize("period", [2, 3, 7])
-def test_no_load_sits_on_one_side_in_all_rounds(period: int) -> None:
-    """While every second round reversed the one before, a load in one of three turns did for 4 % of the seeds."""
-
-    def is_on_one_side(orders: Sequence[Sequence[str]], shift: int) -> bool:
-        turns = [side for order in orders for side in order]
-        loaded = [side for turn, side in enumerate(turns) if (turn + shift) % period < period // 2]
-        return {loaded.count("own"), loaded.count("other")} == {0, 6}
-
-    sides, places = ["own", "other", "third"], [(seed, shift) for seed in range(400) for shift in range(period)]
-    drawn = sum(is_on_one_side(rounds_of(sides, 6, seed), shift) for seed, shift in places)
-    assert drawn <= 0.01 * len(places)
-    assert any(is_on_one_side([sides] * 6, shift) for shift in range(period)) == (period == 3), "the control"
-    assert len({str(rounds_of(sides, 6, seed)) for seed in range(400)}) > 350
-
-
 @pytest.mark.parametrize("name", ["bucketed", "bucketed, small"])
 def test_buckets_have_a_prediction_on_gpus_only(run: Any, measured: Any, tmp_path: Path, name: str) -> None:
     """What the ranks measured as it is, and as if GPUs had measured it, with all-reduces of 1 ms and 1 GB/s."""
@@ -534,20 +513,6 @@ def test_buckets_have_a_prediction_on_gpus_only(run: Any, measured: Any, tmp_pat
     assert best["low_mb"] <= best["size_mb"] <= best["high_mb"] <= total / MIB
     assert best["predicted_exposed_ms"] == min(row["predicted_exposed_ms"] for row in curve)
     assert (curve[-1]["size_mb"], curve[-1]["buckets"]) == (total / MIB, 1)
-
-
-@pytest.mark.parametrize(
-    ("bend", "measured_ms", "note"),
-    [(1.0, None, None), (1.0, 6.0, None), (1.0, 80.0, "80 ms exposed, not"), (1.0, -1.0, "-1 ms"), (9.0, 6.0, NO_LINE)],
-)
-def test_a_prediction_that_may_be_wrong_says_so(bend: float, measured_ms: float | None, note: str | None) -> None:
-    """All-reduces of 1 ms and 1 GB/s, the middle ones `bend` times as long: a bucket of 4 MB leaves 5.19 ms exposed."""
-    times = {4096: [1.004e-3] * 3, 2**16: [bend * 1.066e-3] * 3, 2**22: [5.19e-3] * 3}
-    spec = parsed(strategy="bucketed", bucket_size_mb=None)
-    measured = None if measured_ms is None else [measured_ms]
-    own, best, *_ = bucket_rows(spec, fit(times), [2**22], 1e-3, measured)
-    assert best[-1] == own[-1]
-    assert own[-1] is None if note is None else note in str(own[-1])
 
 
 def test_slower_communication_is_exposed(measured: Any) -> None:
@@ -816,29 +781,6 @@ def test_what_a_rank_has_said_before_it_failed_is_the_result(failing: Any, capfd
     assert "connection closed by peer" not in log, "a consequence"
 
 
-def test_what_a_rank_cannot_do_is_the_jobs_failure(failing: Any) -> None:
-    error = RanksFailed(1, "raised Unsupported: no such kernel", trace="Traceback …")
-    with pytest.raises(Unsupported, match="rank 1: no such kernel"):
-        failing(error, STARTED, (1, {"failed": "unsupported", "detail": "no such kernel"}))
-
-
-@pytest.mark.parametrize(
-    ("asked", "first", "calls", "steady"),
-    [(None, True, 6, True), (None, False, LATER_WARMUP, None), (2, True, 2, None), (2, False, 2, None)],
-)
-def test_later_turns_of_a_side_warm_up_for_a_few_steps(monkeypatch, asked, first, calls, steady) -> None:
-    class Steady(WarmUp):
-        def _judge(self) -> None:
-            self._judged, self.steady = True, self.calls > 5
-
-    monkeypatch.setattr(timing, "WarmUp", Steady)
-    monkeypatch.setitem(measuring.WINDOW_S, "cpu", 1e-6)
-    monkeypatch.setattr(warmup, "WINDOW_CALLS", 1)
-    monkeypatch.setattr(warmup, "LIMIT_WINDOWS", 10**9)
-    turn = measured_alone(parsed(strategy="none", warmup_steps=asked), number=0 if first else 1)
-    assert (turn.warmup, turn.steady, len(turn.step_ms)) == (calls, steady, 1)
-
-
 def measured_alone(spec: DdpSpec, *, step_ms: float | None = None, **part: Any) -> timing.Turn:
     """A turn of one rank, whose steps seem to take `step_ms`."""
     device = torch.device("cpu")
@@ -882,23 +824,6 @@ def test_a_small_gradient_is_judged_by_its_share_of_all(share: float, off_by: fl
     assert errors["small"] == pytest.approx(off_by * min(share / SMALL_SHARE, 1), rel=1e-3)
     assert (errors["small"] <= tolerance(spec, "gradient_error")) is is_ok
     assert small_gradients(alone) == ({"small"} if share < SMALL_SHARE else set())
-
-
-class Half(torch.nn.Sequential):
-    def forward(self, x: torch.Tensor) -> Any:
-        return self[1](x)
-
-
-def test_torch_ddp_names_the_parameter_without_a_gradient() -> None:
-    model = Half(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        wrapped = strategies.torch_ddp(model, None)
-        wrapped(torch.ones(2)).sum().backward()
-        with pytest.raises(RunnerError, match=r"0\.weight got none: .* bucketed"):
-            wrapped(torch.ones(2))
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.gpu

@@ -1,6 +1,5 @@
 """The answer of a diagnosis: its lines, in the form and the order in which a terminal shows them."""
 
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from app.specs.diagnosis import DiagnosisSpec
 from tests.workers.reporting import Report
 from workers.jobs._base import Unit
 from workers.jobs.diagnosis import conclude
-from workers.jobs.diagnosis.conclude import MOST_LINES, TOGETHER, WIDTH, Result
+from workers.jobs.diagnosis.conclude import TOGETHER, Result
 from workers.jobs.diagnosis.turn import JOINED
 
 CAUSES: list[list[Any]] = [
@@ -74,53 +73,10 @@ def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it
     assert {row["metric"]: row["median"] for row in report.rows} == {"together_ms": step_ms, "answer_step_ms": 100.0}
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_is_found_fits_a_terminal(seed: int) -> None:
-    print(f"seed {seed}")
-    draw = random.Random(seed)
-    deep = "src/" + "deep/" * draw.randrange(12) + f"train.py:{draw.randrange(900)} Model.{'f' * draw.randrange(90)}"
-    loop = "train.py:3 step (line 3: 100 times a step; small operators)"
-    kinds = draw.choices(("input", "synchronisation", "host", "optimizer", "unexplained"), k=draw.randrange(20))
-    causes = [
-        [rank, kind, draw.choice((deep, None, loop)), 9.0 - rank / 10, 9.0, 1.0,
-         draw.choice(("measured", "ceiling"))]
-        for rank, kind in enumerate(kinds, start=1)
-    ]  # fmt: skip
-    verdicts = ("better", "no_difference", "worse", "inconclusive", "not_tried", "refused")
-    results = [
-        result(f"change_{at}_{'x' * draw.randrange(20)}", verdict, None if verdict in verdicts[4:] else 0.9,
-               reason="because " * draw.randrange(20), cause=draw.choice([*kinds, "kernels"]))
-        for at in range(draw.randrange(16)) for verdict in [draw.choice(verdicts)]
-    ]  # fmt: skip
-    better = [one.change for one in results if one.verdict == "better"]
-    together = result(TOGETHER, "better", 0.5, how=" + ".join(better)) if len(better) > 1 else NOTHING
-    lines = conclude.answer("step 475 ms ± 0.4 %", causes, results, together)
-    assert len(lines) <= MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
-    assert lines[0] == "step 475 ms ± 0.4 %"
-    if len(better) > 1:
-        assert any(line.startswith("all together (") for line in lines)
-    alone = " ".join(map(str.strip, lines)).partition("all together (")[0]
-    assert all(change in alone for change in better)
-    told = sum(line[0].isdigit() for line in lines)
-    assert any(f"and {len(causes) - told} more cause" in line for line in lines) == (told < len(causes))
-    if causes and causes[0][2] != deep:
-        assert lines[2].split()[:2] == ["1", kinds[0]]
-
-
 def found(turns: list[float], busy_percent: float | None = None) -> dict[str, Any]:
     return {"turns": {"": turns}, "screened": {}, "looked": [], "profiled_ms": None, "others": [], "seen": [],
             "busy_percent": busy_percent, "joined": [], "device_key": None, "candidates": [], "refused": {},
             "differences": {}}  # fmt: skip
-
-
-def test_the_first_line_has_the_step_with_its_interval_and_how_much_of_it_the_device_works() -> None:
-    six = [99.0, 100.0, 100.0, 101.0, 100.0, 98.0]
-    assert conclude._step(found(six), 100.0) == "step 100 ms ± 2.0 %"
-    assert conclude._step(found(six[:2]), 99.5) == "step 99.5 ms (99 … 100 in 2 processes)"
-    assert conclude._step(found([99.0]), 99.0) == "step 99 ms (1 process)"
-    assert conclude._step(found([12345.6]), 12345.6) == "step 12346 ms (1 process)"
-    assert conclude._step(found(six, 61.2), 100.0) == "step 100 ms ± 2.0 %, the device works 61 % of it"
 
 
 def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
@@ -296,16 +252,6 @@ def test_no_bound_contradicts_a_time_that_was_measured() -> None:
     assert bound(result("no_input", "inconclusive", 0.5, **once), agree=False) == (None, "not certain")
 
 
-def test_float64_is_the_steps_own_work_which_no_change_takes_away() -> None:
-    seen = [
-        {"cause": "precision", "where": "slow.py:1 f", "lost_ms": 74.0},
-        {"cause": "host", "where": "", "lost_ms": 26.0},
-    ]
-    cure = result("float32", "better", 0.7, cause="precision")
-    lines = conclude.answer("step 100 ms", conclude._causes(seen, [cure], 100.0), [cure], NOTHING)
-    assert "own work" in next(line for line in lines if "precision" in line)
-
-
 def test_float64_that_float32_does_not_shorten_has_no_bound_and_comes_after_what_helps() -> None:
     vain = result("float32", "inconclusive", 1.011, cause="precision", low=0.9998, high=1.029)
     helps = result("fused_optimizer", "better", 0.972, cause="optimizer", low=0.952, high=0.988)
@@ -349,7 +295,3 @@ def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_p
     assert said.count("loader_workers") == 1, "only as not certain"
     apart = conclude._causes(seen, [], 6.0)
     assert [row[1] for row in apart] == ["input", "input", "kernels"], "without a bound each has its own ceiling"
-
-
-def test_a_change_whose_numbers_cannot_be_compared_says_so() -> None:
-    assert conclude._helped(result("tf32", "better", 0.8)).endswith("; no losses compared")

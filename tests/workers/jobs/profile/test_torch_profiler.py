@@ -17,7 +17,6 @@ import torch
 
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
-from kernels.registry import ATTENTION
 from tests.workers.reporting import Report, reported, with_ceilings
 from workers.jobs import ceiling
 from workers.jobs._values import Values
@@ -242,19 +241,6 @@ def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
         assert "does not name its parts" in measured["reason"]
 
 
-def test_the_cost_of_another_attention_is_unknown(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = ATTENTION.load
-
-    def with_named_parts(name: str) -> Any:
-        return dataclasses.replace(load("eager"), name=name) if name == "named" else load(name)
-
-    monkeypatch.setattr(ATTENTION, "load", with_named_parts)
-    for row in run(mode="forward", attention="named").table_rows("attention"):
-        assert row["total_ms"] > 0
-        assert row["gflop"] is row["useful_gflop"] is row["tflops"] is row["bound"] is None
-        assert "what attention 'named' computes in its parts is not known" in row["note"]
-
-
 @pytest.mark.parametrize("scope", ["blocks", pytest.param("model", marks=pytest.mark.long)])
 def test_naming_compiles_nothing_anew(run, fresh_compiler, monkeypatch, scope) -> None:
     """With the compiler's first half only; the whole takes too long for every run of the tests."""
@@ -334,22 +320,6 @@ def test_out_of_memory_under_the_profiler_is_a_result(run: Any, monkeypatch: pyt
     assert by_metric["unprofiled_step_ms", None]["outcome"] == "ok"
     assert by_metric["profiled_step_ms", None]["outcome"] == "oom"
     assert "the profiled steps" in by_metric["profiled_step_ms", None]["reason"]
-
-
-def test_without_memory_for_stacks_all_else_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = recording.record
-
-    def too_large(*args: Any, python: bool = False, **options: Any) -> Profile:
-        if python:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return record(*args, **options)
-
-    monkeypatch.setattr(recording, "record", too_large)
-    report = run(mode="forward", stacks=True)
-    assert {row["outcome"] for row in report.rows} <= {"ok", "unknown"}
-    (row,) = [row for row in report.table_rows("summary") if row["what"] == "stacks"]
-    assert "out of memory in the profiled steps" in row["note"]
-    assert set(report.files) == {"trace.json.gz"}
 
 
 def test_a_ceiling_that_is_missing_is_measured_and_recorded_unless_disturbed(tmp_path, monkeypatch) -> None:
