@@ -15,7 +15,6 @@ from workers.measure.profiling.attribution import Attribution
 from workers.measure.profiling.classes import MATMUL, classify
 from workers.measure.profiling.products import Product
 from workers.measure.profiling.recording import NODE, MemoryEvent, record
-from workers.measure.profiling.stacks import fold
 from workers.measure.ranges import Ranges, named_layers
 from workers.measure.timing import run_step
 
@@ -117,30 +116,6 @@ def test_a_range_in_the_backward_pass_comes_first() -> None:
         ("aten::mm", ("layers.0",)),
         ("aten::add", ("layers.1",)),
     }
-
-
-def test_only_the_outermost_ranges_of_the_steps_thread_are_steps() -> None:
-    """Code in a step may name ranges as steps and phases are named, on any thread."""
-    events = [
-        host("warmup", "range", 0, 90),
-        host("step_1", "range", 10, 80),
-        host("forward", "range", 20, 70),
-        host("step_3", "range", 95, 190, thread=2),
-        host("ProfilerStep#1", "range", 99, 201),
-        host("step_1", "range", 100, 200),
-        host("forward", "range", 100, 190),
-        host("step_2", "range", 110, 150),
-        host("forward", "range", 112, 140),
-        host("aten::mul_", "operator", 120, 130, id=1),
-    ]
-    made = recording(events)
-    attribution = Attribution(made, PHASES, on_gpu=False)
-    assert [(step.step, step.begin_ns) for step in attribution.steps] == [(1, 100)]
-    assert [(phase.name, phase.begin_ns) for phase in attribution.phases] == [("forward", 100)]
-    assert [one.ranges for one in attribution.work] == [("step_2", "forward")]
-    assert attribution.count_ranges() == {("forward", "step_2"): 1, ("forward", "forward"): 1}
-    assert {stack[0] for stack in fold(made, PHASES, on_gpu=False)} == {"forward"}
-    assert ("forward", "step_2", "forward", "aten::mul_") in fold(made, PHASES, on_gpu=False)
 
 
 class Chain(nn.Module):

@@ -8,21 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from kernels.ranges import record_ranges
 from workers.measure.profiling import tables
 from workers.measure.profiling.attribution import Attribution, Interval
 from workers.measure.profiling.idle import (
     COLLECTS,
-    READS,
     RUNNING,
     WORKING,
     collections_named,
     host_reads,
     in_a_row,
     of_steps,
-    reads_named,
     stretches,
     sums,
     synchronisations,
@@ -99,13 +96,6 @@ def test_a_long_operator_on_a_cpu_is_the_hosts_own(made: Made) -> None:
     assert made.classes(500) == {"launches": 5 + 130 + 5, "host": 300, RUNNING: 5 + 55}
 
 
-def test_no_part_is_empty(made: Made) -> None:
-    made.launch(0, 5, 60)
-    made.launch(3, 62, 100)
-    made.on_host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 120, "range")
-    assert all(one.ns for one in stretches(made.recording, Interval("step_1", 1, 0, 130 * US)))
-
-
 def test_many_short_operators_on_a_cpu_are_the_hosts_own(made: Made) -> None:
     made.launch(0, 5, 10)
     for at in range(20, 5000, 10):
@@ -138,21 +128,6 @@ def test_giving_memory_back_waits_and_reads_nothing(made: Made) -> None:
     made.launch(95, 100, 150)
     assert made.classes(150) == {"launches": 5 + 5, "synchronisation": 35, RUNNING: 55 + 50}
     assert host_reads(made.recording) == []
-
-
-def test_what_the_host_computes_after_it_has_waited_is_its_own_and_what_it_issues_is_kept(made: Made) -> None:
-    made.launch(0, 5, 60)
-    made.on_host("cudaStreamSynchronize", 10, 62, "launch")
-    made.on_host("aten::sort", 65, 365)
-    made.on_host("aten::add", 365, 400)
-    made.launch(395, 400, 500)
-    found = stretches(made.recording, Interval("step_1", 1, 0, 500 * US))
-    told = [(one.cause, one.at_ns / US, one.ns / US, one.then) for one in found[2:5]]
-    assert told == [
-        ("synchronisation", 10, 2, None),
-        ("host", (62 + 365) / 2, 303, None),
-        ("synchronisation", 10, 30, "launches"),
-    ]
 
 
 def test_a_copy_from_pageable_memory_waits_as_a_synchronisation_does(made: Made) -> None:
@@ -196,15 +171,6 @@ def test_steps_in_a_row_last_from_the_end_of_one_ones_work_to_that_of_the_next(m
     first, second = in_a_row(Recording(host, made.device), steps)
     assert sums(first) == {RUNNING: 80 * US}
     assert sums(second) == {"launches": 10 * US, RUNNING: 60 * US}, "from 180 to 250"
-
-
-def test_a_gap_from_one_step_to_the_next_is_due_to_the_end_of_one_and_the_beginning_of_the_other(made: Made) -> None:
-    made.launch(10, 15, 100)
-    made.launch(700, 705, 800)
-    steps = [Interval("step_1", 1, 0, 300 * US), Interval("step_2", 2, 300 * US, 900 * US)]
-    _, second = in_a_row(made.recording, steps)
-    gap = [(one.at_ns / US, one.ns / US) for one in second if one.cause == "host"]
-    assert gap == [(100, 200), (300, 400)]
 
 
 def test_what_the_next_step_issues_behind_a_call_that_waits_is_that_steps_own(made: Made) -> None:
@@ -363,11 +329,3 @@ def test_a_number_is_read_from_the_beginning_of_the_operator_that_reads_it(made:
     assert [one.begin_ns for one in synchronisations(recording)] == [20 * US, 110 * US]
     found = stretches(recording, Interval("step_1", 1, 0, 250 * US))
     assert {one.at_ns for one in found if one.cause == "synchronisation" and one.end_ns < 115 * US} == {20 * US}
-
-
-def test_texts_of_tensors_are_named_for_the_profiler_and_only_inside() -> None:
-    plain = torch.Tensor.__repr__
-    with reads_named(), record_ranges():
-        profile = record(lambda: print(torch.ones(2), f"{torch.ones(()):.1f}"), on_gpu=False)
-    assert sum(one.name == READS for one in profile.recording.host) >= 2
-    assert torch.Tensor.__repr__ is plain
