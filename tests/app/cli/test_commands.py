@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from app.specs import KINDS
-from app.states import FIRST_IN_QUEUE
 from app.store.records import UnitRecord
 from flopwatch import address
 from flopwatch.connection import Event, parse_stream
@@ -115,7 +114,6 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
             "counts": {"valid": 1, "suspect": 1},
             "checks": [
                 {"name": "steady", "ok": True, "detail": "too slow", "severity": "not_judged"},
-                {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"},
                 *[{"name": "growth", "ok": True, "detail": "no memory grows", "severity": "note"}] * 2,
                 {**DRIFT, "unit": "replicate 1"},
             ],
@@ -124,17 +122,14 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     shown = ended(flopwatch("show", str(job_id)))
     assert (
         "validity: suspect (1 valid, 1 suspect)\n    replicate 1: drift: 9 %\n    not judged: steady\n"
-        "    note: host_bound: by far\n    passed: growth: no memory grows\n"
+        "    passed: growth: no memory grows\n"
     ) in shown
-    assert "- † suspect: drift: 9 %." in shown
     assert re.search(r"^1 +replicate 1 +succeeded +suspect$", shown, re.MULTILINE), shown
     command = f"flopwatch table --job {job_id} --name 'kernels forward'"
     assert f"`{command}`" in shown
     table = ended(flopwatch(*shlex.split(command)[1:], "--sort", "-total_ms", "--limit", "2"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert cells[2:] == [["0", "c", "5.500"], ["1", "d", "3.000"]]
-    alone = ended(flopwatch(*shlex.split(command)[1:], "--unit", "1", "--format", "csv"))
-    assert alone == "unit_index,kernel,total_ms\n1,d,3.0\n"
     assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
 
 
@@ -245,19 +240,16 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
         assert "no finished job" in ended(run("submit", "benchmark")), "its model is small by default"
         found = json.loads(ended(run(*grid, "--json")))
         assert (found["jobs"], found["median_s"], found["rests_on"]) == (3, 20.0, [3, 2, 1])
-        assert "no finished job of this kind" in ended(run("submit", "attention"))
         search = ("sweep", "benchmark", "model.size=tiny", "seed=1,2", "--fit", "batch_size=64", "--multiple-of", "8")
         assert ended(run(*search)) == f"2 searches, one job at a time each, at most 14 jobs in all\n{tiny}{nobody}"
         without_grid = [word for word in search if word != "seed=1,2"]
         assert ended(run(*without_grid)).startswith("1 search, one job at a time")
-        assert "/grid/context_length/1" in ended(run("sweep", *TINY, "context_length=8,-8"), 1)
         assert "/spec/context_lenght: Unknown field" in ended(run("submit", *TINY, "context_lenght=8"), 1)
         site.worker.register()
         assert "--multiple-of: is for a search" in ended(run("sweep", *TINY, "seed=1,2", "--multiple-of", "8"), 2)
         gpu = "no connected worker has a GPU (device=cuda): the jobs would wait"
         assert gpu in ended(run("submit", *TINY, "device=cuda"))
         assert "would wait" not in ended(run("submit", *TINY))
-        assert "did you mean eager?" in ended(run("submit", *TINY, "attention=eagr"), 1)
         assert "No worker has the attention" in ended(run("sweep", *TINY, "attention=nobodys", "seed=1,2"), 1)
         assert len(site.http.get("/jobs").json()["data"]) == 3
         assert site.http.get("/sweeps").json()["data"] == []
@@ -413,21 +405,6 @@ def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: A
     assert found[waiting[1]]["priority"] == "40"
     assert reason == [f"jobs {stuck}, {waiting[1]}, {waiting[0]} wait: {site.job(int(stuck))['waiting']}"]
     assert f"place:    {first} in the queue" in ended(flopwatch("show", str(waiting[1])))
-
-
-def test_the_first_job_waits_for_free_devices(fresh_site: Any, flopwatch: Any) -> None:
-    first, second = (fresh_site.submit()["id"] for _ in range(2))
-
-    def shown(job_id: int) -> str:
-        return ended(flopwatch("show", str(job_id), FLOPWATCH_URL=fresh_site.url))
-
-    assert "waiting:  no worker is connected" in shown(first), "the reason that is known"
-    fresh_site.worker.register()
-    assert f"\n  waiting:  {FIRST_IN_QUEUE}\n" in shown(first)
-    assert FIRST_IN_QUEUE in fresh_site.http.get(f"/ui/jobs/{first}").text
-    assert "waiting:" not in shown(second)
-    fresh_site.worker.claim_job(first)
-    assert "waiting:" not in shown(first)
 
 
 def test_a_spec_from_a_file_and_fields(site: Any, flopwatch: Any, tmp_path: Path) -> None:

@@ -85,12 +85,8 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
         for command in (("compare", right, candidate), ("check", candidate, "--baseline", "kernels")):
             printed = ended(flopwatch(*command, "--fail-above", "10%"), 8)
             assert "wrong: the candidate's result differs from the reference: forward_backward_ms, seq" in printed
-        told = flopwatch("compare", right, candidate, "--format", "json")
-        assert told.returncode == 8
-        assert told.stderr == "wrong: a result of the candidate differs from the reference\n"
     assert "a result of the baseline and the candidate" in ended(flopwatch("compare", half_wrong, all_wrong), 8)
     ended(flopwatch("compare", half_wrong, right), 8)
-    ended(flopwatch("compare", right, run(())))
     for command in (("compare", right, all_wrong), ("check", all_wrong, "--baseline", "kernels")):
         printed = ended(flopwatch(*command, "--fail-above", "10%", "--metric", "output_error"), 8)
         assert "wrong: the candidate's result differs from the reference: output_error" in printed, "errors are known"
@@ -158,7 +154,6 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     assert ended(flopwatch("baseline", "set", "main", one)) == f"baseline main: 1 case of job {one}\n"
     ended(flopwatch("baseline", "set", "main", other))
     assert one in ended(flopwatch("baseline", "list"))
-    assert "1x test CPU" in ended(flopwatch("baseline", "show", "main"))
     assert len(json.loads(ended(flopwatch("baseline", "show", "main", "--json")))["cases"]) == 2
     assert "in the baseline main" in ended(flopwatch("delete", one), 1)
     assert "passed" in ended(flopwatch("check", "--baseline", "main", same))
@@ -175,7 +170,6 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     assert "labels are for the jobs that run again" in ended(
         flopwatch("check", "1", "--baseline", "main", "--label", "a=b"), 2
     )
-    assert "would be taken for a job's id" in ended(flopwatch("baseline", "set", "17", one), 1)
     ended(flopwatch("baseline", "set", "main"), 2)
     ended(flopwatch("baseline", "set", "main", "1", "--sweep", "1"), 2)
 

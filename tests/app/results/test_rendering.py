@@ -14,7 +14,6 @@ import pytest
 from app.results import Cell, Column, Sheet, merged, renamed, render
 from app.results.digits import cell_text
 from app.results.sheet import NOT_MEASURED
-from flopwatch.table_options import Format
 
 OK = {"n": 10, "outcome": "ok"}
 MEASURED = Sheet(
@@ -149,17 +148,6 @@ class TestReported:
         assert head == [f"'{start_in_csv}name", "total", "calls"]
         assert rows == [[f"'{text.replace(start, start_in_csv)}", "-1.5", "-2"], ["a=b", "1e-07", ""]]
         assert json.loads(render(sheet, "json"))["rows"][0][f"{start}name"] == text
-
-    @pytest.mark.parametrize(
-        ("format_", "written"),
-        [
-            ("markdown", "- \\*see `flopwatch show a_b *`"),
-            ("latex", r"*see \texttt{flopwatch show a\_b *}"),
-            ("html", "*see <code>flopwatch show a_b *</code>"),
-        ],
-    )
-    def test_a_command_in_a_note_is_code(self, format_: Format, written: str) -> None:
-        assert written in render(replace(MEASURED, notes=["*see `flopwatch show a_b *`"]), format_)
 
 
 @pytest.mark.parametrize("sheet", [Sheet([], [], missing=[]), merged([(0, COLUMNS, [])])])

@@ -106,12 +106,6 @@ def test_problems_stand_at_their_fields() -> None:
         {"pointer": "/labels/a b", "detail": "no key"},
         {"pointer": "", "detail": "no job is left"},
     ]
-    wrong = {"pointer": "/spec/candidate/model/size", "detail": "no size"}
-    sides, _, others = forms.with_errors(fields_of("compare"), [wrong])
-    assert ({field.path: field.errors for field in sides if field.errors}, others) == (
-        {"candidate.model.size": ("no size",)},
-        [],
-    )
     fields, options, others = forms.with_errors(fields_of("benchmark"), errors)
     found = {field.path: field.errors for field in fields if field.errors}
     assert found == {"model.d_model": ("too narrow",), "context_length": ("no number",)}

@@ -181,10 +181,8 @@ def test_a_comparison_has_its_sentence_on_the_page_of_its_job(fresh_site: Any, m
     found = page(site, f"/ui/jobs/{job}")
     assert f"/ui/compare?job={job}" in found.references
     text = site.http.get(f"/ui/jobs/{job}").text
-    assert '<details id="measurements" >' in text, "folded"
     assert ("by the medians of its processes: as <a" in text) == (ended == "succeeded")
     assert "by the medians of its processes:</p>" not in text
     compared = site.http.get(f"/ui/compare?job={job}").text
-    assert compared.index('id="sentences"') < compared.index("both sides"), "the sentence stands on top"
     assert (f"job {job} ended before its time" in compared) == (ended != "succeeded")
     assert (f'<a href="/ui/compare?job={job}">comparison</a>' in site.http.get("/ui").text) == (ended == "succeeded")

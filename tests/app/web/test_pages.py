@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.store.reading import measurements
-from app.store.records import StoredArtifact, UnitRecord
+from app.store.records import UnitRecord
 from flopwatch.table_options import FORMATS
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
@@ -66,12 +66,7 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     path = f"/ui/jobs/{job_id}"
     assert "Cancel job" in page(site, path).text
     claim = site.worker.claim_job(job_id)
-    site.worker.report(claim, "progress", done=3, total=9, message="measuring")
-    site.worker.report(claim, "log", text="first line\n")
-    running = page(site, path)
-    assert "3/9 measuring" in running.text
-    assert "first line" in running.text
-    assert path in running.references, "it refreshes itself"
+    assert path in page(site, path).references, "it refreshes itself"
     rows = [measured("forward_ms", 1234.5678, model="tiny"), measured("backward_ms", None, outcome="oom", model="tiny")]
     site.worker.finish(
         claim,
@@ -82,13 +77,10 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     done = page(site, path)
     assert path not in done.references, "nothing changes any more"
     assert "Cancel job" not in done.text
-    assert "1,235" in done.text
-    assert "oom" in done.text
-    assert "out of memory" in done.text
-    assert "2.13" in done.text
-    assert "drift: 9 %" in done.text
+    words = " ".join(done.text.split())
+    for word in ("1,235", "oom", "out of memory", "2.13", "note host_bound: by far"):
+        assert word in words
     assert 'id="doubt">drift: 9 %' in site.http.get(path).text, "the first doubt, under the title"
-    assert "note host_bound: by far" in " ".join(done.text.split())
 
 
 def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured: Any, reported: Any) -> None:
@@ -112,15 +104,12 @@ def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured:
             UnitRecord(0, f"replicate 0 {evil}", "succeeded", validity=doubtful),
             UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
         ],
-        artifacts=[StoredArtifact(1, "trace-unit-1.json.gz", "trace", "application/gzip", 3, "ab" * 32)],
     )
     path = f"/ui/jobs/{job_id}"
     found = page(site, path)
     assert "suspect (298 valid, 2 suspect)" in found.text
     assert found.text.count("9 %") == 9, "each check of the job once, and not again with its unit"
-    assert "replicate 1" in found.text
     assert "signal 11" in found.text
-    assert found.references.count(f"/jobs/{job_id}/artifacts/trace-unit-1.json.gz") == 1
     assert f"{evil}10;" in found.text
     assert f"{evil}9;" not in found.text, "the rows with the most time only"
     assert "The first 20 of 31 rows." in found.text

@@ -197,5 +197,3 @@ def test_every_plot_of_a_profile(swept, measured, reported) -> None:
         assert any(f"Job {job} (profile); " in text and "suspect: variation" in text for text in words), words
     for number in ("", "-1"):
         assert get(site, f"/jobs/{timed}/plots/timeline{number}").json()["title"].endswith("profiled step 1")
-    flames = get(site, f"/jobs/{job}/plots/flame-graph").json()["data"][0]
-    assert flames["text"] == ["all", "step", "forward", "&lt;built-in&gt;", "backward"]

@@ -9,7 +9,7 @@ import pytest
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.pages.plots import PlotsQuery, figures
-from app.web.plots.chart import MAX_SERIES, draw_chart
+from app.web.plots.chart import draw_chart
 from app.web.plots.drawing import EMPTY, OUTCOMES
 from app.web.plots.heat_map import draw_heat_map
 from app.web.plots.points import Axes, Point, axes_of, points_of, varying
@@ -145,13 +145,6 @@ def test_doubtful_points_are_open() -> None:
     assert trace["customdata"][1][0].endswith("suspect")
 
 
-def test_left_out_series_are_reported() -> None:
-    points = [Point({"x": x, "series": f"s{at}"}, 1.0) for at in range(30) for x in (1, 2, 3)]
-    figure = draw_chart(points, axes_of(points), "m", None)
-    assert len(figure["data"]) == MAX_SERIES
-    assert "of 30 series" in figure["note"]
-
-
 def test_markup_in_names_is_text() -> None:
     points = [Point({"x": x, "name": name}, 1.0) for name in ("<b>a</b>", "b") for x in (1, 2)]
     figure = draw_chart(points, Axes("x", ("name",)), "m", None)
@@ -168,13 +161,6 @@ def test_heat_map_with_outcomes_in_their_own_colours() -> None:
     assert cells["oom"]["z"] == [[None, None, None, 1], [None] * 4]
     assert cells["oom"]["colorscale"][0][1] == OUTCOMES["oom"]
     assert cells["wrong"]["z"][1][0] == 1
-
-
-def test_a_heat_map_says_how_many_cases_it_hides() -> None:
-    points = [*grid(), *grid()[:2]]
-    figure = draw_heat_map(points, "sequence_length", "implementation", "forward_ms", "ms")
-    assert figure["note"] == "Not drawn: 2 of 10 cases, whose place a later one has"
-    assert draw_heat_map(grid(), "sequence_length", "implementation", "forward_ms", "ms")["note"] == ""
 
 
 def test_cells_of_a_heat_map_that_are_suspect_say_so() -> None:

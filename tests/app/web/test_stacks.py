@@ -18,12 +18,6 @@ def test_frames_hold_their_callees() -> None:
     ]
 
 
-def test_frames_too_narrow_to_be_seen_are_left_out() -> None:
-    narrow = "".join(f"narrow;{number} 1\n" for number in range(40))
-    (trace,) = draw_flames(tree(f"wide 100000\n{narrow}".encode()))["data"]
-    assert trace["text"] == ["all", "wide"]
-
-
 def test_stacks_that_are_too_deep_are_cut() -> None:
     (trace,) = draw_flames(tree(f"{';'.join('f' * 5000)} 7\n".encode()))["data"]
     assert max(trace["y"]) == stacks.MAX_DEPTH

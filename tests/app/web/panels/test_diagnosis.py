@@ -48,13 +48,6 @@ def test_a_loop_over_small_operators_is_no_part_of_the_floor() -> None:
     assert rows["2 precision, Model.forward"] == ["the model's own work", 5.0, 15.0]
 
 
-def test_causes_that_overlap_end_at_nothing() -> None:
-    figure = draw_waterfall([cause(1, "host", 80.0, 10.0), cause(2, "input", 20.0), cause(3, "kernels", 5.0, 120.0)])
-    assert [row[2:4] for row in figure["table"]["rows"]] == [[0, 100], [10, 90], [2, 8], [0, 2], [0, 2]]
-    assert figure["note"].startswith("What only the profile saw is drawn at 40 %")
-    assert draw_waterfall([cause(1, "host", 60.0, 30.0), cause(2, "input", 20.0)])["note"] == ""
-
-
 def test_changes_are_points_around_1_the_fastest_first_and_bounds_are_marked() -> None:
     rows = [
         change("threads", "no_difference", 1.0, ratio_low=0.99, ratio_high=1.01),

@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 
 from app.web.panels.profile import (
-    draw_classes,
     draw_lines,
     draw_roofline,
     draw_waits,
     phase_times,
-    roofline_text,
 )
 
 
@@ -63,13 +61,6 @@ def test_phases_of_other_modes(scopes: dict[str, dict[str, float]], phases: list
     assert found == {phase: scopes[phase] for phase in phases}
 
 
-def test_bars_of_classes_have_shares_and_numbers() -> None:
-    figure = draw_classes(classes(forward={"matmul": 3.0, "copy": 1.0, "softmax": 0.0}))
-    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("matmul", [3.0]), ("copy", [1.0])]
-    assert figure["data"][0]["customdata"] == [", 75.0 %"]
-    assert figure["table"]["rows"] == [["forward", 3.0, 1.0]]
-
-
 def test_the_roofline_bends_where_both_limits_meet() -> None:
     figure = draw_roofline([product(), product(phase="backward", total_ms=1.0)], [], ceilings())
     *points, measured, peak = figure["data"]
@@ -81,26 +72,6 @@ def test_the_roofline_bends_where_both_limits_meet() -> None:
     assert measured["y"][0] / measured["x"][0] == pytest.approx(0.1)
     assert peak["y"] == [2.0, 2.0]
     assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
-
-
-@pytest.mark.parametrize(
-    ("known", "lines"),
-    [({"copy": None}, 2), ({"compute": None}, 2), ({"peak": None}, 1), (dict.fromkeys(("compute", "copy", "peak")), 0)],
-)
-def test_unknown_limits_are_named(known: dict[str, None], lines: int) -> None:
-    rows = ceilings(**known)
-    assert len(draw_roofline([product()], [], rows)["data"]) == 1 + lines
-    assert roofline_text(rows).count("none is on record") == len(known)
-    assert "Not known of this device" not in roofline_text(ceilings())
-
-
-def test_operators_of_unknown_cost_have_no_point() -> None:
-    part = {**product(), "part": "scores"}
-    unknown = {**part, "tflops": None, "intensity": None}
-    figure = draw_roofline([], [part, unknown], [])
-    assert [trace["name"] for trace in figure["data"]] == ["attention, forward"]
-    assert len(figure["table"]["rows"]) == 1
-    assert draw_roofline([], [unknown], ceilings())["data"] == []
 
 
 def test_names_of_a_worker_are_no_markup() -> None:
