@@ -23,7 +23,6 @@ from app.web.plots.chart import draw_chart
 from app.web.plots.heat_map import draw_heat_map
 from app.web.plots.points import Axes, Point
 from app.web.plots.ratios import Processes, Ratio, draw_distributions, draw_ratios
-from app.web.samples import over_steps
 from app.web.stacks import draw_flames, tree
 from flopwatch import ClientError
 from flopwatch.drawing import draw
@@ -34,7 +33,6 @@ from tests.app.web.panels.test_profile import ceilings, product
 pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
 
 LARGEST_SVG = 300_000
-LONG_NAME = "step_ms, case 1: " + "implementation=of_a_very_long_name, " * 5
 
 
 def points(number: int = 3, **changes: Any) -> list[Point]:
@@ -117,14 +115,6 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         ),
         ["better", "worse", "step_ms, $x$ <b> ←", "arrows: the better side"],
     ),
-    "long names": (
-        lambda: draw_ratios([Ratio(f"{LONG_NAME} {at}", 1.0 + at, 0.9, 3, "better", "less") for at in range(3)]),
-        ["step_ms, case 1:"],
-    ),
-    "deep flames": (
-        lambda: draw_flames(tree(";".join(f"frame_{at}" for at in range(95)).encode() + b" 900")),
-        ["frame_0", "frame_94"],
-    ),
     "stacked bars": (
         lambda: bars_of(
             ["a", "b"], {"one": {"a": 1.0, "b": 2.0}, "a long name, of two lines": {"a": 3.0}}, "Time (ms)", "ms"
@@ -134,16 +124,6 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "memory": (lambda: memory(4000), ["forward", "backward", "total", "optimizer state", "Memory (MiB)"]),
     "ranks": (lambda: ranks(1000), ["rank 3, exposed", "exposed communication", "Time in the step (ms)"]),
     "roofline": (roofline, ["FLOPs per byte", "TFLOP/s", "products, forward", "vendor's peak: 2 TFLOP/s in fp32"]),
-    "samples": (
-        lambda: over_steps(
-            [
-                {"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": unit, "samples": [1.0, 3.0] * 5000}
-                for unit in (0, 1)
-            ],
-            2,
-        ),
-        ["Time (ms)", "Step"],
-    ),
     "flames": (
         lambda: draw_flames(tree("\n".join(f"step;f{at % 40};g<{at}> {9 + at % 5}" for at in range(4000)).encode())),
         ["Share of the time (%)", "step"],
@@ -199,12 +179,6 @@ def test_a_number_without_a_place_is_named(values: list[float], kind: str, note:
     found = " ".join(words(draw({**figure, "caption": "Job 1."}, "svg")))
     assert note in found
     assert ("left out" in found) == bool(note)
-
-
-def test_the_edge_of_an_area_counts_once() -> None:
-    edges = [{**SCATTER, "x": [1, 2, 3], "y": values} for values in ([0, 1, 2], [3, 4, 5])]
-    figure = {"data": [edges[0], {**edges[1], "fill": "tonexty"}], "layout": {"yaxis": {"type": "log"}}}
-    assert "left out: 1." in " ".join(words(draw({**figure, "caption": "Job 1."}, "svg")))
 
 
 BOX = {"type": "box", "name": "a", "line": {"color": "#111111"}}

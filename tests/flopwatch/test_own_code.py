@@ -27,20 +27,17 @@ def test_a_name_that_the_file_defines_is_taken(tmp_path: Path, name: str) -> Non
     assert OwnCode.read(f"{file}:{name}").function == name
 
 
-@pytest.mark.parametrize("name", ["inner", "q", "torch"])
-def test_a_name_that_the_file_lacks_is_noticed(tmp_path: Path, name: str) -> None:
+THERE = "it defines: attention, Model"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("inner", THERE), ("q", THERE), ("torch", THERE), ("atention", r"did you mean attention\?")]
+)
+def test_a_name_that_the_file_lacks_is_noticed(tmp_path: Path, name: str, words: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(CONTENT)
-    lacks = f"defines no '{name}'; it defines: attention, Model$"
-    with pytest.raises(ValueError, match=lacks):
+    with pytest.raises(ValueError, match=f"defines no '{name}'; {words}$"):
         OwnCode.read(f"{file}:{name}")
-
-
-def test_the_nearest_name_is_suggested(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(CONTENT)
-    with pytest.raises(ValueError, match=r"defines no 'atention'; did you mean attention\?$"):
-        OwnCode.read(f"{file}:atention")
 
 
 def test_a_star_import_may_bring_any_name(tmp_path: Path) -> None:

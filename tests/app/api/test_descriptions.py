@@ -105,6 +105,3 @@ def test_the_page_changes_name_labels_and_note(fresh_site: Any) -> None:
     assert wrong.status_code == 422
     assert "must be written key=value" in wrong.text
     assert fresh_site.job(job["id"]) == now
-    fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data={"name": "", "labels": "", "note": ""})
-    cleared = fresh_site.job(job["id"])
-    assert (cleared["name"], cleared["labels"], cleared["note"]) == (None, {}, None)

@@ -1,6 +1,5 @@
 """Sweeps that search for the largest value that fits: each result brings the next job, whoever is restarted between."""
 
-import re
 from typing import Any
 
 import pytest
@@ -55,8 +54,6 @@ def test_a_search_ends_at_the_largest_that_fits(fresh_site: Any, measured: Any) 
     values = sorted(one["value"] for one in search["tried"])
     rows = fresh_site.http.get(f"/tables?sweep={sweep['id']}").json()["rows"]
     assert [row["length"] for row in rows] == values
-    shown = fresh_site.http.get(f"/ui/sweeps/{sweep['id']}").text
-    assert [int(cell) for cell in re.findall(r'data-head="context_length">(\d+)<', shown)] == values
     job = fresh_site.http.get(f"/jobs/{search['largest_job']}").json()
     assert (job["spec"]["context_length"], job["name"], job["state"]) == (
         600,
@@ -65,8 +62,6 @@ def test_a_search_ends_at_the_largest_that_fits(fresh_site: Any, measured: Any) 
     )
     assert found["counts"]["succeeded"] == len(search["tried"])
     assert found["counts"]["queued"] == 0
-    listed = fresh_site.http.get("/sweeps").json()["data"][0]
-    assert (listed["fit"]["axis"], listed["searches"]) == ("context_length", None)
 
 
 def test_a_dry_run_reports_the_most_jobs_and_what_has_no_effect(site: Any) -> None:

@@ -1,22 +1,17 @@
-"""deploy/prometheus and deploy/grafana with a real Prometheus, which scrapes a server; and the alerts, one by one."""
+"""deploy/prometheus and deploy/grafana: that Prometheus takes them; and the alerts, one by one."""
 
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from socket import socket
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.app.api.test_access import BOOTSTRAP, bearer, made
 from tests.app.api.test_metrics import test_the_queue as fill
-from tools.waiting import wait_until
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
@@ -80,64 +75,18 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         assert done.returncode == 0, (fires, done.stdout + done.stderr)
 
 
-@pytest.fixture
-def scraped(serve: Any, tmp_path: Path) -> Iterator[tuple[Any, httpx.Client]]:
-    """A server, and the API of a Prometheus that scrapes it as deploy/prometheus says."""
-    with serve(tmp_path / "data", api_token=BOOTSTRAP) as site:
-        (tmp_path / "token").write_text(made(site, "prometheus", "read"))
-        (tmp_path / "alerts.yml").write_text(ALERTS.read_text())
-        text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
-        text = text.replace("/etc/prometheus/flopwatch.token", str(tmp_path / "token")).replace("30s", "1s")
-        (tmp_path / "prometheus.yml").write_text(text.replace("127.0.0.1:8000", site.url.removeprefix("http://")))
-        with socket() as bound:  # Prometheus does not tell the port that it takes for 0
-            bound.bind(("127.0.0.1", 0))
-            port = bound.getsockname()[1]
-        process = subprocess.Popen(
-            [
-                *("prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb"),
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stderr=subprocess.DEVNULL,
-        )
-        site.http.headers.update(bearer(BOOTSTRAP))
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as api:
-                yield site, api
-        finally:
-            process.terminate()
-            process.wait()
-
-
-@pytest.mark.long
 @NEEDED
-def test_a_real_prometheus_scrapes_it_and_the_dashboard_asks_for_what_there_is(scraped: Any) -> None:
-    site, api = scraped
-    fill(site)
-
-    def asked(expression: str) -> list[Any]:
-        answer = api.get("/query", params={"query": expression}).json()
-        assert answer["status"] == "success", (expression, answer)
-        return answer["data"]["result"]
-
-    def is_scraped() -> bool:
-        try:
-            return any(one["value"][1] == "1" for one in asked('flopwatch_outcomes_total{outcome="failed"}'))
-        except httpx.TransportError:
-            return False  # Prometheus starts
-
-    wait_until(is_scraped, "a scrape", 20)
-    assert [one["value"][1] for one in asked('up{job="flopwatch"}')] == ["1"]
-    for expression in EXPRESSIONS:
-        asked(expression.replace("$instance", ".*"))
-    rules = api.get("/rules").json()["data"]["groups"][0]["rules"]
-    assert len(rules) == len(FIRING)
-    assert all(rule["health"] != "err" for rule in rules)
-    known = {
-        name for family in text_string_to_metric_families(site.http.get("/metrics").text) for name in _names(family)
-    }
-    used = set(re.findall(r"flopwatch_\w+", ALERTS.read_text() + "".join(EXPRESSIONS)))
-    assert used - known == set()
-
-
-def _names(family: Any) -> list[str]:
-    return [family.name, f"{family.name}_total", *(sample.name for sample in family.samples)]
+def test_prometheus_takes_the_files_and_they_ask_for_what_there_is(fresh_site: Any, tmp_path: Path) -> None:
+    fill(fresh_site)
+    known = set()
+    for family in text_string_to_metric_families(fresh_site.http.get("/metrics").text):
+        known |= {family.name, f"{family.name}_total", *(sample.name for sample in family.samples)}
+    assert set(re.findall(r"flopwatch_\w+", ALERTS.read_text() + "".join(EXPRESSIONS))) <= known
+    records = [{"record": "asked", "expr": one.replace("$instance", ".*")} for one in EXPRESSIONS]
+    (tmp_path / "records.yml").write_text(yaml.safe_dump({"groups": [{"name": "of the dashboard", "rules": records}]}))
+    (tmp_path / "token").touch()
+    scrape = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+    scrape = scrape.replace("/etc/prometheus/flopwatch.token", str(tmp_path / "token"))
+    (tmp_path / "prometheus.yml").write_text(scrape.replace("alerts.yml", f"{ALERTS}\n  - records.yml"))
+    done = subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

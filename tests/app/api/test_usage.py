@@ -76,9 +76,7 @@ def test_places_and_usage_tell_of_shares(serve: Any, tmp_path: Path) -> None:
         ]
         site.http.delete(f"/jobs/{first}", headers=bearer(ada))
         assert site.http.get("/usage?since=1d", headers=bearer(ada)).json()["data"] == usage["data"]
-        page = site.http.get("/ui/usage", headers=bearer(ada)).text
-        assert "0.01667" in page
-        assert "submitted_by=bob" in page
+        assert "submitted_by=bob" in site.http.get("/ui/usage", headers=bearer(ada)).text
 
 
 def test_waiting_says_how_many_jobs_are_ahead(fresh_site: Any) -> None:
