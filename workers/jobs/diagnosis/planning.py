@@ -207,7 +207,7 @@ class _Progress:
         if begun and number >= max(1, FEWEST - had):
             return self._round(begun, min(number, (FEWEST if had < FEWEST else MOST) - had), had)
         new, number = self._fitting([side for side in self.winners if not done[side]], FEWEST, kept_free)
-        number = number if done else self._turns_that_fit(1 + len(new))
+        number = number if done or not new else self._turns_that_fit(1 + len(new))
         if not (new and number >= (FEWEST if done else 1)):
             if following is not None and self._turns_that_fit(2) >= FEWEST:
                 return self._units("join", [following])

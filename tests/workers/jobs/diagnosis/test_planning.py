@@ -253,8 +253,9 @@ def test_a_change_whose_numbers_are_none_any_more_is_refused() -> None:
     assert "NaN" in str(result.reason)
 
 
-def test_a_step_that_could_not_be_measured_ends_with_an_answer() -> None:
-    spec = DiagnosisSpec.example()
+@pytest.mark.parametrize("kind", ["benchmark", "ddp"])
+def test_a_step_that_could_not_be_measured_ends_with_an_answer(kind: str) -> None:
+    spec = DiagnosisSpec.example().model_copy(update={"step": KINDS[kind].example()})
     look = RUNNER.plan(spec)
     (last,) = RUNNER.further(spec, SoFar(look, [1.0], {"seen": [], "candidates": []}))
     assert last.params["stage"] == "conclude"
