@@ -33,8 +33,6 @@ from kernels.registry import ATTENTION
 from tests.kernels.flash import Shape, check, draw, draw_inputs
 
 CPU = torch.device("cpu")
-LARGEST_SHARE = 1.08
-"""The most that one program has to do, relative to the mean, in the order that is chosen."""
 
 
 @pytest.fixture
@@ -129,27 +127,6 @@ def test_each_unit_of_work_is_somebodys_turn(shape, multiprocessors, is_causal) 
     assert 1 <= span <= planes
     units = [unit for units in walk(tiles, planes, programs, span, is_causal) for unit in units]
     assert sorted(units) == [(tile, plane) for tile in range(tiles) for plane in range(planes)]
-
-
-@pytest.mark.parametrize("multiprocessors", [78, 114, 132, 144])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (32, 16, 512, 64), (8, 16, 1024, 64), (16, 16, 1024, 128), (8, 16, 1024, 80), (8, 16, 2048, 128),
-        (4, 16, 4096, 64), (2, 16, 8192, 64), (2, 16, 8192, 128), (1, 16, 16384, 64), (2, 32, 8192, 256),
-    ],
-)  # fmt: skip
-def test_programs_share_causal_work_evenly(shape: tuple[int, int, int, int], multiprocessors: int) -> None:
-    """The most that a program of the kernel gets is what the host adds up, and close to the mean."""
-    lengths, planes, head_bytes = work_of(shape)
-    programs, span = rules.order_of_work(lengths, planes, head_bytes, multiprocessors, True)
-    assert programs == multiprocessors
-    loads = [
-        sum(rules.UNIT_COST + lengths[tile] for tile, _ in units)
-        for units in walk(len(lengths), planes, programs, span, True)
-    ]
-    assert max(loads) == rules.heaviest_load(lengths, planes, span, programs)
-    assert max(loads) < LARGEST_SHARE * sum(loads) / programs
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(515, 515), (300, 1111), (1111, 300), (1, 1), (8200, 128)])
@@ -315,32 +292,6 @@ def test_masks_that_are_not_plain_have_bounds(options, lengths, bounded) -> None
     assert rules.takes(scoring._replace(scale=0.5))
     for other in (scoring._replace(scale=-0.5), scoring._replace(softcap=3.0)):
         assert not rules.takes(other)
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("head_dim", [64, 256])
-def test_kernels_get_the_bounds(head_dim: int, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
-    """Both of the mask, turned round for kernels that keep keys, and of the documents."""
-    calls: dict[str, tuple[dict[str, Any], Any]] = {}
-
-    def note(launch: Launch, tensors: Any) -> None:
-        named = dict(zip(launch._kernel.arg_names, launch._in_order(), strict=True))
-        calls[launch._kernel.fn.__name__] = named, tensors
-
-    monkeypatch.setattr(Launch, "__call__", note)
-    q, k, v = draw_inputs(Shape(1, 2, 1, 200, 200, head_dim), rng, torch.bfloat16)
-    scoring = Scoring.of(q, k, True, window=9, documents=True)
-    logsumexp, bounds = torch.empty(1, 2, 200), torch.empty(2, 200, dtype=torch.int32)
-    rooms = [torch.empty_like(one) for one in (q, k, v)]
-    assert hopper.forward(q, k, v, rooms[0], logsumexp, scoring, bounds)
-    assert hopper.backward(q, q, k, v, q, *rooms, logsumexp, None, scoring, bounds)
-    keys = {"backward_kernel"} if head_dim == 64 else {"wide_keys_kernel"}
-    queries = {"forward_kernel"} if head_dim == 64 else {"forward_kernel", "wide_queries_kernel"}
-    assert keys | queries <= set(calls)
-    for name in keys | queries:
-        named, tensors = calls[name]
-        assert (named["lower"], named["upper"]) == ((0, 8) if name in keys else (-8, 0))
-        assert tensors[named["bounds"].place] is bounds
 
 
 @pytest.mark.usefixtures("here")

@@ -358,14 +358,6 @@ def test_a_launch_that_fails_says_why(calls: Any, fake: ctypes.CDLL) -> None:
     assert native.attend(q, k, v, True) is not None
 
 
-def test_launch_hooks_get_to_see_each_launch(calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    import triton
-
-    teach(calls, fake)
-    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
-    assert native.attend(*draw(), True) is None
-
-
 def test_threads_call_and_learn_at_the_same_time(calls: Any, fake: ctypes.CDLL) -> None:
     teach(calls, fake)
 

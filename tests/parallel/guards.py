@@ -11,10 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import parallel
-from parallel.collectives import GradientUsage
 from tests.parallel.training import (
     WRAPPERS,
     close,
@@ -363,45 +361,6 @@ def compiled(wrapper: str) -> None:
         make_steps(ours, theirs)
     for (name, ours_now), theirs_now in zip(model.module.named_parameters(), alone.parameters(), strict=True):
         close(ours_now, theirs_now, name)
-
-
-class Norms(nn.Module):
-    """Two branches, each a unit of which all ranks have the whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(2))
-
-    def forward(self, x: Tensor, norm: int) -> Tensor:
-        return self.norms[norm](self.first(x))
-
-
-def branches_of_whole_units() -> None:
-    """Use other units on each rank, which are units only since they compute in another dtype."""
-    torch.manual_seed(0)
-    alone = Norms().to(device())
-    model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), torch.float64)
-    x = torch.randn(2, 4, device=device())
-    model(x, dist.get_rank()).square().sum().backward()
-    model.finish_gradient_synchronization()
-    sum((alone(x, norm).square().sum() / 2 for norm in range(2)), start=torch.zeros(())).backward()
-    same_gradients(model, alone)
-
-
-def usage_without_copies(again: bool) -> list[str]:
-    """Return the operations that make the flags of parameters that are all used."""
-
-    class Noted(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    names: list[str] = []
-    with Noted():
-        usage = GradientUsage([True] * 3, torch.device("cpu"), dist.group.WORLD, again=again)
-    assert usage.is_again_everywhere() == again
-    return names
 
 
 def wrapped_twice() -> dict[str, list[str]]:

@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from torch import nn
 import parallel
 from parallel.collectives import recorded
 from tests.parallel.training import WRAPPERS, device, first_ranks_model, one_pass
-from workers.measure.own_step import OwnStep
-from workers.measure.timing import run_step
 
 WIDTH, LAYERS = 4096, 8
 LARGE: dict[str, Any] = {
@@ -27,26 +24,6 @@ def backward(model: Any, inputs: torch.Tensor) -> None:
     if hasattr(model, "finish_gradient_synchronization"):
         model.finish_gradient_synchronization()
     model.zero_grad(set_to_none=True)
-
-
-def told_as_lost() -> list[str]:
-    """What a step of one's own, whose optimizer is divided among the ranks, is told to have lost of its gradients."""
-    own = OwnStep()
-
-    def make() -> Callable[[], None]:
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device())
-        optimizer = parallel.ShardedOptimizer(model.parameters(), torch.optim.AdamW)
-
-        def step() -> None:
-            model(torch.ones(2, 4, device=device())).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    own.make(make)
-    run_step(own.phases, [])
-    return [*own.lost_gradients()[0], *own.idle_optimizers()]
 
 
 def peaks() -> dict[str, float]:

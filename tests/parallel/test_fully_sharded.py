@@ -92,14 +92,6 @@ def test_a_module_on_the_meta_device(ranks: Pool, compute: str | None) -> None:
         assert "Everything has no reset_parameters(), so scalar, scale, count, mask would have any values" in values
 
 
-def test_a_module_of_which_a_part_is_on_the_meta_device(ranks: Pool) -> None:
-    ranks(sharding.partly_meta)
-
-
-def test_frozen_parameters_of_every_dtype(ranks: Pool) -> None:
-    ranks(sharding.kinds_of_numbers)
-
-
 @pytest.mark.parametrize("passes", ["0 1 finished", "1", "1 2 finished", "0 1 2"])
 def test_gradients_accumulate_without_being_sent(ranks: Pool, passes: str) -> None:
     ranks(training.fully_sharded_parity, "", 3, passes)
@@ -236,10 +228,6 @@ def test_parameters_are_parts_whenever_no_unit_runs(two_ranks: Pool) -> None:
 def test_the_wrapped_module_can_be_called_itself(two_ranks: Pool) -> None:
     for lengths in two_ranks(training.fully_sharded_called_inside):
         assert lengths[0] == lengths[1] == lengths[2] > 0
-
-
-def test_ranks_may_use_different_units_that_are_not_divided(two_ranks: Pool) -> None:
-    two_ranks(guards.branches_of_whole_units)
 
 
 def test_computation_in_another_dtype(ranks: Pool) -> None:

@@ -21,10 +21,7 @@ from flopwatch import steps
 from tests.forked import forkserver
 from tests.workers.conftest import UNFREEZE
 from workers import run_here as run_here_module
-from workers.jobs import RUNNERS
-from workers.jobs._base import Unit
 from workers.jobs._training import building
-from workers.measure.table import Column
 from workers.reporter import Reporter
 from workers.run_here import run_here
 
@@ -118,27 +115,6 @@ def test_replicates_are_said_to_share_the_process_and_leave_nothing_to_the_next(
     assert err.index("3/3 measuring") < err.index(told), "the first unit is as good as one of a queue"
     assert "repetitions in one process, which are no independent samples, the median of these" in out
     assert "2 processes" not in out
-
-
-class Staged:
-    """Two units, of which a program should run the first; each reports the process that it runs in."""
-
-    kind = "benchmark"
-
-    def plan(self, _spec: Any) -> list[Unit]:
-        return [Unit("first", start="exec", wrap=("nsys",)), Unit("second")]
-
-    def run(self, _spec: Any, unit: Unit, report: Reporter) -> None:
-        report.table("operations", Column.parse("of, process: integer"), [[unit.title, os.getpid()]])
-
-
-def test_a_wrapped_unit_runs_here_without_its_wrapper(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RUNNERS, "benchmark", Staged())
-    code, out, err = run(SPEC)
-    assert code == 0, err
-    assert "first: runs without 'nsys'" in err
-    rows = out.partition("\noperations:\n")[2]
-    assert re.findall(rf"(first|second) +\| +{os.getpid()}", rows) == ["first", "second"]
 
 
 class Writer:
