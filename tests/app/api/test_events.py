@@ -56,6 +56,16 @@ def test_live_stream(site: Any) -> None:
         assert list(stream) == [], "the stream ends after done"
 
 
+def test_two_hundred_events_in_order(site: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    claim = site.worker.claim_job(job_id)
+    for number in range(200):
+        site.worker.report(claim, "log", text=str(number))
+    site.worker.finish(claim)
+    texts = [data["text"] for _, type_, data in streamed(site, job_id) if type_ == "log"]
+    assert texts == [str(number) for number in range(200)]
+
+
 @pytest.mark.parametrize("sooner", ["KEEP_ALIVE_S", "QUEUED_KEEP_ALIVE_S"])
 def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch, sooner: str) -> None:
     """A queued job's stream shows more often that it lives."""
