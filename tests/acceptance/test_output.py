@@ -72,9 +72,7 @@ def test_control_all_output_is_kept(beside: Service, start_beside: Callable[...,
         test_a_job_that_prints_100_mb(start_beside())
 
 
-def followed(
-    client: httpx.Client, job_id: int, until: Callable[[dict[str, Any]], bool]
-) -> list[tuple[str, dict[str, Any]]]:
+def followed(client: httpx.Client, job_id: int, until: Callable[[Any], bool]) -> list[tuple[str, dict[str, Any]]]:
     """Types and data of the job's live events, from the first to one whose data are such as `until` says."""
     found: list[tuple[str, dict[str, Any]]] = []
     with client.stream("GET", f"/jobs/{job_id}/events", headers=STREAM, timeout=60.0) as stream:
@@ -110,9 +108,7 @@ def test_each_replicate_has_an_interpreter(start_beside: Callable[..., Site]) ->
     open_gate(folder, second)
     wait_for_state(client, job_id, "succeeded")
     events = get(client, f"/jobs/{job_id}/events")
-    assert [(event["type"], event["data"]) for event in events] == followed(
-        client, job_id, lambda data: "error" in data
-    )
+    assert [(event["type"], event["data"]) for event in events] == followed(client, job_id, lambda it: "error" in it)
     done = [event["data"]["done"] for event in events if event["type"] == "progress"]
     assert done == sorted(done)
     assert get(client, f"/jobs/{job_id}")["progress"]["done"] == 2

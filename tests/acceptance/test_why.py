@@ -90,10 +90,7 @@ def test_a_slow_optimizer_is_named_with_its_line_and_its_bound_is_measured(site:
     brief = CliRunner().invoke(cli, ["show", str(job["id"]), "--format", "brief", "--json"], env=server_of(site))
     document = json.loads(brief.stdout)
     assert document["sentence"].split() == "\n".join(lines).partition("\n#  ")[0].split(), "wrapped lines, too"
-    assert document["row"][0]["rank"] == 1
     assert {row["change"] for row in document["row"] if "change" in row} == changes.keys()
-    assert document["left_out"] == 0
-    assert [unit["title"] for unit in get(site.client, f"/jobs/{job['id']}/units")][-1] == "the answer"
     measured = get(site.client, f"/jobs/{job['id']}/measurements")["rows"]
     assert len({(row["case_key"], row["device_key"]) for row in measured}) == 1
     (step_ms,) = [row["median"] for row in measured if row["metric"] == "answer_step_ms"]

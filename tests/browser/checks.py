@@ -51,9 +51,7 @@ def assert_fits(page: Page) -> None:
     unresolved = (
         "() => [...document.querySelectorAll('.plot')].filter((it) => JSON.stringify(it.data)?.includes('var('))"
     )
-    assert page.evaluate(f"({unresolved})().length") == 0, (
-        "Plotly takes a colour of its own for one that it cannot read"
-    )
+    assert page.evaluate(f"({unresolved})().length") == 0, "Plotly takes another colour for one that it cannot read"
     broken = page.evaluate(BROKEN_WORDS)
     assert not broken, "\n".join(["broken words:", *broken])
 

@@ -94,9 +94,7 @@ def attack(guarded: Site, page: Page, seen: Watch) -> int:
     sign_in(page, made(guarded, "ada", "submit"))
     expect(page.get_by_role("button", name="Sign out (ada)")).to_be_visible()
     page.route(f"{OTHER_ORIGIN}/**", lambda route: route.fulfill(body=body, content_type="text/html"))
-    with page.expect_response(
-        lambda answer: answer.request.method == "POST" and answer.url.endswith("/ui/new")
-    ) as sent:
+    with page.expect_response(lambda it: it.request.method == "POST" and it.url.endswith("/ui/new")) as sent:
         page.goto(f"{OTHER_ORIGIN}/", wait_until="commit")
     assert COOKIE in sent.value.request.all_headers().get("cookie", ""), "the browser sends the session"
     seen.foreign_requests.remove(f"{OTHER_ORIGIN}/")

@@ -142,9 +142,7 @@ class TestErrors:
             nobody.list_jobs()
         assert ".." not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        ("folder", "lacks"), [("", "has no server's address"), ("missing", "missing is no folder")]
-    )
+    @pytest.mark.parametrize(("folder", "lacks"), [("", "has no server's address"), ("missing", "missing is no")])
     def test_a_folder_that_knows_no_server_is_named(self, folder: str, lacks: str, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setenv("FLOPWATCH_PORT", "1")
         with pytest.raises(Unreachable, match=lacks), Flopwatch(data_dir=tmp_path / folder) as nobody:

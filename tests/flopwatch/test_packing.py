@@ -108,9 +108,7 @@ def test_a_folder_alone_names_no_code(project: Path) -> None:
     ("option", "role", "held"),
     [("step", "step_code", {}), ("model", "code", {}), ("step", "step_code", {"step_code": {"function": "former"}})],
 )
-def test_both_sides_of_a_comparison_get_a_step_and_the_candidate_other_code(
-    project: Path, option: str, role: str, held: dict[str, Any]
-) -> None:
+def test_both_sides_of_a_comparison_get_a_step_and_the_candidate_other_code(project, option, role, held) -> None:
     schemas = [{"kind": "benchmark", "schema": {"properties": {role: {ROLE: option}}}}]
     before, after = {"kind": "benchmark", **held}, {"kind": "benchmark"}
     spec: dict[str, Any] = {"kind": "compare", "baseline": before.copy(), "candidate": after.copy()}

@@ -14,9 +14,7 @@ def run(site: Any, measured: Any) -> Any:
 
     def job(*times: float, environment: dict[str, Any] | None = None) -> int:
         found = [measured("step_ms", time, unit_index=unit, model="tiny") for unit, time in enumerate(times)]
-        units = [
-            UnitRecord(unit, f"replicate {unit}", "succeeded", environment=environment) for unit in range(len(times))
-        ]
+        units = [UnitRecord(unit, "replicate", "succeeded", environment=environment) for unit in range(len(times))]
         return int(site.run(measurements=found, units=units))
 
     return job

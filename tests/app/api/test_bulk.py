@@ -47,9 +47,7 @@ class TestCancel:
         assert states(fresh_site) == {"running": 1, "cancelled": 5}
         assert fresh_site.job(red[0])["state"] == "cancelled"
 
-    @pytest.mark.parametrize(
-        "query", ["", "state=succeeded", "state=", "limit=5", "sweep=x", "label=novalue", "name=a"]
-    )
+    @pytest.mark.parametrize("query", ["", "state=succeeded", "state=", "limit=5", "sweep=x", "label=x", "name="])
     def test_never_all_by_accident(self, site: Any, query: str) -> None:
         job = site.submit()
         response = site.http.post(f"/jobs/cancel?{query}")

@@ -91,9 +91,7 @@ class TestRetry:
         ends = [data["state"] for _, type_, data in whole if type_ == "state"][2::3]
         assert ends == ["failed", "cancelled", "succeeded"]
         for after in (*seen, whole[2][0]):
-            assert streamed(site, failed, **{"Last-Event-ID": str(after)}) == [
-                event for event in whole if event[0] > after
-            ]
+            assert streamed(site, failed, **{"Last-Event-ID": str(after)}) == [it for it in whole if it[0] > after]
 
     def test_control_of_the_last_done(self, site: Any, failed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         site.http.post(f"/jobs/{failed}/retry")

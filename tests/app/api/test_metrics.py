@@ -49,9 +49,7 @@ def test_the_queue(fresh_site: Any) -> None:
         assert site.services.queue.recover(attempt) == "queued"
     assert value(site, "flopwatch_claims_total", kind="benchmark") == 3
     assert value(site, "flopwatch_lease_losses_total", kind="benchmark") == 1
-    outcomes = {
-        code: value(site, "flopwatch_outcomes_total", outcome=code) for code in ("succeeded", "failed", "cancelled")
-    }
+    outcomes = {it: value(site, "flopwatch_outcomes_total", outcome=it) for it in ("succeeded", "failed", "cancelled")}
     assert outcomes == {"succeeded": 1, "failed": 1, "cancelled": 1}, "what was deleted counts, too"
     assert value(site, "flopwatch_oldest_job_age_seconds", state="running") == 0
     assert third.attempt == 1

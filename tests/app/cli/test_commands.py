@@ -598,9 +598,7 @@ def test_specs(flopwatch: Any) -> None:
 def test_parsing_a_stream() -> None:
     lines = [": keep-alive", "", "id: 1", "event: log", 'data: {"text": "a: b"}', "", "data: {}", "", ""]
     first, second = ("1", Event("log", {"text": "a: b"})), ("0", Event("message", {}))
-    assert list(parse_stream(iter(lines))) == [("", None), first, second], (
-        "a sign of life, and nothing of an event before"
-    )
+    assert list(parse_stream(iter(lines))) == [("", None), first, second], "a sign of life, and no event"
 
 
 def test_help_is_quick_and_imports_little() -> None:

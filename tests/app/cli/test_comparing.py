@@ -213,9 +213,7 @@ def test_a_slowdown_is_confirmed_in_turns_or_not(flopwatch, site, run, measured,
     told = ended(flopwatch("compare", one, other, "--fail-above", "5%"), 9)
     assert f"may have changed: flopwatch compare {one} {other} --alternate measures both in turns" in told
     again = run(1.2, seed=1)
-    assert "the same code, which cannot take turns with itself" in ended(
-        flopwatch("compare", one, again, "--fail-above", "5%"), 9
-    )
+    assert "the same code, which cannot" in ended(flopwatch("compare", one, again, "--fail-above", "5%"), 9)
     ended(flopwatch("compare", f"{one},{other}", other, "--alternate"), 2)
     submitted: list[Any] = []
 
@@ -228,9 +226,7 @@ def test_a_slowdown_is_confirmed_in_turns_or_not(flopwatch, site, run, measured,
             UnitRecord(unit, "", "succeeded", side=("baseline", "candidate")[unit % 2])
             for unit in range(2 * claim.spec["replicates"])
         ]
-        rows = [
-            measured("step_ms", 1.2 * STEADY[unit // 2], unit_index=unit, model="tiny") for unit in range(len(units))
-        ]
+        rows = [measured("step_ms", 1.2 * STEADY[unit // 2], unit_index=unit, model="tiny") for unit in range(16)]
         site.worker.finish(claim, "succeeded", measurements=rows, units=units)
         return site.job(claim.job_id)
 

@@ -279,9 +279,7 @@ class TestOrder:
         ("relative_to", {"precision": "fp32", "context_length": "9"}, "No row has context_length=9"),
     ],
 )
-def test_what_is_not_there_is_refused(
-    database: Database, grid: list[int], option: str, value: Any, message: str
-) -> None:
+def test_what_is_not_there_is_refused(database, grid, option, value, message) -> None:
     with pytest.raises(InvalidRequest) as caught:
         table(database, **{option: value})
     assert message in str(caught.value)

@@ -48,9 +48,7 @@ class TestSweeps:
         """Submits a sweep of jobs with these points; the context length tells them apart."""
 
         def submit(*points: dict[str, int] | None) -> int:
-            jobs = [
-                NewJob(BenchmarkSpec(context_length=100 + number), point=point) for number, point in enumerate(points)
-            ]
+            jobs = [NewJob(BenchmarkSpec(context_length=100 + at), point=point) for at, point in enumerate(points)]
             return int(queue.submit_sweep(None, {}, {}, {}, [], jobs).response["id"])
 
         return submit
@@ -126,9 +124,7 @@ def test_former_attempts_do_not_fill_a_table(database: Database, retried: int, m
 
 
 @pytest.mark.parametrize(("measured", "value", "outcome"), [(["step_ms"], 3.0, "ok"), ([], None, "worker_lost")])
-def test_a_retried_job_that_loses_its_worker_shows_what_it_measured_before(
-    database, queue, shop, record, measured, value, outcome
-) -> None:
+def test_a_job_retried_and_lost_shows_what_it_measured(database, queue, shop, record, measured, value, outcome) -> None:
     """And a comparison takes no numbers of a job that did not succeed."""
     good, claim = shop.ran(measurements=[record("step_ms")]), shop.running_job(max_attempts=1)
     records = [record(metric, median=3.0) for metric in (*measured, "forward_ms")]

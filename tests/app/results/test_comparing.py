@@ -172,9 +172,7 @@ class TestWithABaseline:
             ("cpu 0", 8, 1.0),
             ("gpu 0", 8, 2.0),
         ]
-        assert about(sheet, "gate")["outcome"] == "not_confirmed", (
-            "twice the time on the GPU, which the CPU's would hide"
-        )
+        assert about(sheet, "gate")["outcome"] == "not_confirmed", "twice the time on the GPU, hidden by the CPU's"
 
     def test_the_sentences_say_how_many_cases_only_one_side_has(self, database, measure, keep) -> None:
         def grid(*lengths: int) -> int:
@@ -262,10 +260,8 @@ def test_what_was_measured_of_a_comparison_that_ended_too_soon_is_told(database,
 
     assert (row["baseline"], row["candidate"]) == (pytest.approx(10.04), pytest.approx(5.04))
     assert about(sheet, "conclusion") == "inconclusive"
-    told = (
-        f"inconclusive: job {job_id} ended before its time ({code}), after 5 and 4 of 8 processes; so far the candidate"
-    )
-    assert str(about(sheet, "sentence")).startswith(f"{told} is 1.99× faster")
+    told = f"inconclusive: job {job_id} ended before its time ({code}), after 5 and 4 of 8 processes; so far"
+    assert str(about(sheet, "sentence")).startswith(f"{told} the candidate is 1.99× faster")
     assert gated.judgement.gate.outcome == "inconclusive"
     assert gated.judgement.gate.sentence.startswith(told), "the gate says why, too"
     assert not any("no numbers" in note for note in sheet.notes)
@@ -339,9 +335,7 @@ class TestTheValueOfAProcess:
             ("cuda", 4, (10.0, 9.0), "median", "Values are medians"),
         ],
     )
-    def test_on_a_processor_it_is_the_fastest_sample(
-        self, in_turns_of, device: str, processes: int, times, statistic: str, note: str
-    ) -> None:
+    def test_on_a_cpu_it_is_the_fastest_sample(self, in_turns_of, device, processes, times, statistic, note) -> None:
         sides = ([[1.0, 10.0, 30.0]] * processes, [[9.0, 1.5, 30.0]] * processes)
         sheet = in_turns_of(*sides, device)
         step, forward, difference, tokens, mfu = rows(sheet)
@@ -406,9 +400,7 @@ class TestTheValueOfAProcess:
         quiet = [[9 + rng.random() / 50 for _ in range(30)] for _ in range(16)]
         slowed = [[factor(step) * time for step, time in enumerate(process)] for process in quiet[8:]]
         sheet = in_turns_of(quiet[:8], slowed)
-        assert about(sheet, "conclusion") in ("inconclusive", "worse"), (
-            "the fastest of fewer such steps are a bit slower"
-        )
+        assert about(sheet, "conclusion") in ("inconclusive", "worse"), "the fastest of fewer steps are slower"
         assert about(sheet, "gate")["outcome"] == "inconclusive"
         for name in ("sentence", "gate"):
             assert words in str(about(sheet, name))
@@ -419,9 +411,7 @@ class TestTheValueOfAProcess:
 
 def test_a_load_that_begins_between_two_blocks_of_turns_hides_no_slowdown(in_turns_of, monkeypatch) -> None:
     loads = [*[10.0] * 4, *[13.0] * 4]
-    one, other = (
-        [[factor * load * (1 + 0.001 * (at * 5 % 8))] for at, load in enumerate(loads)] for factor in (1.0, 1.06)
-    )
+    one, other = ([[by * load * (1 + 0.001 * (at * 5 % 8))] for at, load in enumerate(loads)] for by in (1.0, 1.06))
     assert about(in_turns_of(one, other), "gate")["outcome"] == "slower"
     monkeypatch.setattr(comparing, "blocks_of_turns", lambda replicates: [replicates])
     assert about(in_turns_of(one, other), "gate")["outcome"] == "inconclusive", "the control"
@@ -635,9 +625,7 @@ def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(database, ended, 
     one, same, without = (ended(tables=tables, measurements=[record("step_ms")]) for tables in (values, values, []))
     found = results.compare(database, [one], [same], Question(expect_equal=0.0))
     assert found.judgement.gate.outcome == "passed"
-    assert (
-        "are equal (loss, the first 2 steps); both return nan (loss, step 2): only 1 of 2" in found.judgement.sentence
-    )
+    assert "(loss, the first 2 steps); both return nan (loss, step 2): only 1 of 2" in found.judgement.sentence
     lacking = results.compare(database, [one], [without], Question(expect_equal=0.0))
     assert lacking.judgement.gate.outcome == "missing"
     assert "the candidate has kept nothing that its step returned" in lacking.judgement.sentence

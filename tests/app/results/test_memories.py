@@ -52,9 +52,7 @@ def tables(reported: Any, rows: Sequence[Row], more: Any, *, unit_index: int = 0
     return [*found, reported("allocations", listed, unit_index=unit_index, **ALLOCATIONS)]
 
 
-def compared(
-    database: Database, one: int, other: int, limit: int | None = None
-) -> tuple[str, list[dict[str, Any]], Any]:
+def compared(database: Database, one: int, other: int, limit: int | None = None) -> tuple[str, list[Any], Any]:
     """Return the sentence, the rows and the notes."""
     sheet = sheet_of(results.compare(database, [one], [other]), limit)
     found = json.loads(render(sheet, "json"))

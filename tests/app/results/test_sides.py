@@ -4,7 +4,6 @@ The database was written by that release: jobs 1 and 2 measured two versions of 
 """
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from app.errors import InvalidRequest
 from app.results import compare
 from app.settings import Settings
 from app.specs import spec_adapter
-from app.store.database.engine import Database
 from app.store.reading.queries import Reading
-from app.store.records import MeasurementRecord
 from tests.app.results.conftest import table
 from tests.releases.record import FOLDER
 
@@ -29,9 +26,7 @@ def settings(tmp_path: Path) -> Settings:
     return settings
 
 
-def test_ones_own_code_of_0_1_0_shows_its_table_and_is_compared_with_itself_only(
-    database: Database, ended: Callable[..., int], record: Callable[..., MeasurementRecord]
-) -> None:
+def test_ones_own_code_of_0_1_0_has_its_table_and_is_compared_with_itself(database, ended, record) -> None:
     spec = Reading(database).job(1)[0]["spec"]
     now = spec | {"code": spec["code"] | {"file": "attention.py"}}
     cases = spec_adapter.validate_python(now).cases()

@@ -46,9 +46,7 @@ def test_versions_of_one_case_meet(database: Database, measure: Measure) -> None
     assert [row[names.index("version")] for row in shown.rows] == [OLD[:8], NEW[:8], None]
     comparison = compare(database, jobs[:1], jobs[1:])
     assert [(row.judged.metric, row.case_key) for row in comparison.rows] == [("step_ms", key_of(one))]
-    assert [(diff.name, diff.baseline, diff.candidate) for diff in comparison.differences] == [
-        ("version", OLD[:8], NEW[:8])
-    ]
+    assert [(it.name, it.baseline, it.candidate) for it in comparison.differences] == [("version", OLD[:8], NEW[:8])]
     Baselines(database).put("kept", job=jobs[0])
     checked = compare(database, "kept", jobs[1:])
     assert [row.case_key for row in checked.rows] == [key_of(one)]

@@ -26,9 +26,7 @@ def test_a_hyper_parameter_replaces_the_presets() -> None:
 
 def test_masks_that_hide_nothing_are_no_part_of_the_case() -> None:
     def key(mode: str = "train_step", **masks: object) -> str:
-        return (
-            BenchmarkSpec(model=ModelSpec(size="tiny", **masks), context_length=64, new_tokens=8, mode=mode).case().key
-        )
+        return BenchmarkSpec(model={"size": "tiny", **masks}, context_length=64, new_tokens=8, mode=mode).case().key
 
     assert key() == key(window=64) == key(document_lengths=[0, 64]) != key(window=63)
     assert key(document_lengths=[40, 24]) == key(document_lengths=[40, 24], window=40)

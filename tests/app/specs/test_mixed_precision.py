@@ -16,9 +16,7 @@ def test_a_job_may_do_one_of_both() -> None:
     assert (len(sums.cells()), len(audits.cells())) == (4, 6)
     assert sums.summary().keys() == {"subject", "accumulation"}
     assert audits.summary() == {"subject": "toy/tiny transformer", "autocast": "none/fp16/bf16"}
-    assert {case.key for case in (*sums.cases(), *audits.cases())} == {
-        case.key for case in MixedPrecisionSpec().cases()
-    }
+    assert {it.key for it in (*sums.cases(), *audits.cases())} == {it.key for it in MixedPrecisionSpec().cases()}
 
 
 def test_a_job_of_nothing_is_refused() -> None:

@@ -126,9 +126,7 @@ def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
     for outcome in ("ok", "oom"):
         claim = filled.worker.claim()
         case = dict(spec_adapter.validate_json(json.dumps(claim.spec)).case().coordinates)
-        filled.worker.finish(
-            claim, measurements=[measured("step_ms", 1.0 if outcome == "ok" else None, outcome, **case)]
-        )
+        filled.worker.finish(claim, measurements=[measured("step_ms", {"ok": 1.0}.get(outcome), outcome, **case)])
     text = " ".join(page(filled, f"/ui/sweeps/{answer.json()['id']}").text.split())
     assert "Largest that fits" in text
     assert re.search(r"256 job \d+ 512 job \d+", text), text
@@ -183,9 +181,7 @@ class TestCompare:
         assert "Both sides of a comparison are of one kind: job 1 is of kind benchmark and 8 is of kind" in kinds
         page(filled, "/ui/new/compare?job=1&job=99999", 404)
 
-    @pytest.mark.parametrize(
-        ("other", "why"), [(7, "no case in common"), (8, "Compare jobs of one kind"), (9, "not finished")]
-    )
+    @pytest.mark.parametrize(("other", "why"), [(7, "no case in common"), (8, "of one kind"), (9, "not finished")])
     def test_incomparable_jobs_are_explained(self, filled: Any, other: int, why: str) -> None:
         assert why in page(filled, f"/ui/compare?job=1&job={other}").text
         beside_one_that_can_be = page(filled, f"/ui/compare?job=1&job=4&job={other}").text

@@ -185,9 +185,7 @@ class TestRemove:
             process.kill()
         assert files.remove([SHA256], database) == [SHA256]
 
-    def removals_take_nothing_that_is_used(
-        self, files: ArtifactFiles, trace: Path, queue: Queue, shop: Any, database: Database
-    ) -> bool:
+    def removals_take_nothing_that_is_used(self, files, trace, queue, shop, database) -> bool:
         """Put, finish and release against removals of the same content at every moment."""
         stop, removing, missing = threading.Event(), threading.Event(), []
 

@@ -201,9 +201,7 @@ def many_measurements(database: Database, job_id: int, number: int) -> None:
         connection.execute(insert(tables.measurement), [row] * number)
 
 
-def delete_in_slices(
-    database: Database, job_id: int, *, slice_s: float, pause: Callable[[float], object] | None = None
-) -> int:
+def delete_in_slices(database: Database, job_id: int, *, slice_s: float, pause: Any = None) -> int:
     """Delete a job; returns the number of deleted jobs."""
     changes = Slices(database, slice_s=slice_s, pause=pause)
     return deleting.delete_jobs(changes, [tables.job.c.id == job_id]).jobs

@@ -1,7 +1,6 @@
 """A stored spec that cannot be read fails its own job: lists show it, and claims and watchers go on."""
 
 import json
-from typing import Any
 
 import pytest
 from sqlalchemy import JSON, text
@@ -12,7 +11,6 @@ from app.store.column_types import StoredJson
 from app.store.database.engine import Database
 from app.store.keeping.deleting import delete_job
 from app.store.queue.transitions import Queue
-from app.store.reading.queries import Reading
 from app.store.records import NewJob
 
 BROKEN = ['{"half": ', '"a text"', "null", "7"]
@@ -27,9 +25,7 @@ def break_column(database: Database, table: str, column: str, value: str) -> Non
 @pytest.mark.parametrize(
     ("column", "value"), [*(("spec", value) for value in BROKEN), ("requirements", BROKEN[0])], ids=str
 )
-def test_a_job_with_a_broken_spec_fails_and_the_next_runs(
-    database: Database, reading: Reading, shop: Any, column: str, value: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_with_a_broken_spec_fails_and_the_next_runs(database, reading, shop, column, value, caplog) -> None:
     shop.register()
     first, second = shop.submit(), shop.submit()
     break_column(database, "job", column, value)

@@ -1,7 +1,6 @@
 import os
 import socket
 import subprocess
-from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,9 +30,7 @@ def watcher(queue: Queue, registration: Registration, clock: Clock, monkeypatch:
     return Watcher(queue, registration, LEASE_S, clock)
 
 
-def pass_time(
-    watcher: Watcher, clock: Clock, seconds: float, meanwhile: Callable[[], object] = lambda: None
-) -> list[int]:
+def pass_time(watcher: Watcher, clock: Clock, seconds: float, meanwhile: Any = lambda: None) -> list[int]:
     """Poll every second for so long."""
     recovered = []
     for _ in range(round(seconds)):
@@ -97,9 +94,7 @@ def test_a_jump_of_the_wall_clock_expires_nothing(shop, watcher, clock, queue, r
     assert queue.finish(claim, Finish("succeeded")) == "succeeded"
 
 
-def stalled(
-    watcher: Watcher, clock: Clock, seconds: float, settings: Settings, meanwhile: Callable[[], object]
-) -> list[int]:
+def stalled(watcher: Watcher, clock: Clock, seconds: float, settings: Settings, meanwhile: Any) -> list[int]:
     """Poll every five seconds for so long, while somebody holds the lock that every writer needs."""
     recovered = []
     with closing(Database(settings.resolved_database_url)) as other, other.write():
@@ -263,9 +258,7 @@ class TestWorkers:
 Deaths = list[list[int]]
 
 
-def until_all_have_ended(
-    shop: Any, watcher: Watcher, clock: Clock, jobs: int, culprits: set[int]
-) -> tuple[list[int], Deaths]:
+def until_all_have_ended(shop: Any, watcher: Watcher, clock: Clock, jobs: int, culprits: set[int]) -> Any:
     """Let workers with eight GPUs, one after another, run the jobs; those in `culprits` kill the one that runs them.
     Returns the ids, and the places of the jobs that died at once."""
     ids = [shop.submit(max_attempts=2) for _ in range(jobs)]

@@ -5,9 +5,7 @@ from typing import Any
 from app.web.panels.diagnosis import draw_waterfall, ratios
 
 
-def cause(
-    rank: int, kind: str, lost_ms: float, bound_ms: float | None = None, where: str | None = None
-) -> dict[str, Any]:
+def cause(rank: int, kind: str, lost_ms: float, bound_ms: float | None = None, where: str | None = None) -> Any:
     known = {"rank": rank, "cause": kind, "where": where, "lost_ms": lost_ms, "lost_percent": lost_ms}
     return {**known, "bound_ms": bound_ms, "bound_is": "ceiling" if bound_ms is None else "measured"}
 

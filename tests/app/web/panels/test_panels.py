@@ -173,9 +173,7 @@ def diagnosed(site: Site, reported: Any) -> int:
     def columns(of: Any) -> dict[str, str]:
         return {column.name: column.type for column in of}
 
-    causes: list[list[Any]] = [
-        [at, kind, None, 9.0, 9.0, 91.0, "ceiling"] for at, kind in enumerate(get_args(Cause), 1)
-    ]
+    causes: list[Any] = [[at, kind, None, 9.0, 9.0, 91.0, "ceiling"] for at, kind in enumerate(get_args(Cause), 1)]
     measured = (80.0, 0.8, 0.7, 0.9)
     changes = [
         ["fused_optimizer", "optimizer", *measured, "better", 0.0, "fused=True <for> the optimizer"],
