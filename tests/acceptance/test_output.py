@@ -96,8 +96,7 @@ def test_each_replicate_has_an_interpreter(start_beside: Callable[..., Site]) ->
 
     # Progress that a busy store has let wait is not told any more when there is newer one.
     kinds = [kind for kind, _ in followed(client, job_id, waits)]
-    assert kinds[:2] == ["state", "state"]
-    assert set(kinds[2:]) == {"progress"}
+    assert (kinds[:2], set(kinds[2:])) == (["state", "state"], {"progress"})
     assert waits(get(client, f"/jobs/{job_id}")["progress"])
     open_gate(folder, first)
     (second,) = wait_for_start(folder, 2)

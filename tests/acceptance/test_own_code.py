@@ -60,8 +60,7 @@ def test_right_code_is_measured_beside_the_others(flopwatch: Flopwatch, site: An
     job, found = run(flopwatch, f"{mine}:right")
     assert job["state"] == "succeeded"
     assert {name: row["outcome"] for name, row in found.items()} == {"eager": "ok", "right": "ok"}
-    assert found["right"]["implementation"] == "right@mine.py"
-    assert found["right"]["code.file"] == "mine.py"
+    assert (found["right"]["implementation"], found["right"]["code.file"]) == ("right@mine.py", "mine.py")
     assert found["eager"]["code.file"] is None
     shown: httpx.Response = site.client.get(job["links"]["code"])
     assert shown.text == SOURCE

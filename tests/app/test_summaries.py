@@ -109,8 +109,7 @@ def test_values_of_a_job_with_one_case() -> None:
 
 def test_a_job_with_several_cases_has_no_values() -> None:
     records = [builders.measurement(case={"context_length": length}) for length in (64, 128)]
-    assert values_of_job(records, 1, None) is None
-    assert values_of_job([], 1, None) is None
+    assert (values_of_job(records, 1, None), values_of_job([], 1, None)) == (None, None)
 
 
 def test_a_job_of_very_many_metrics_has_no_values() -> None:

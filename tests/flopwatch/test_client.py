@@ -119,8 +119,7 @@ class TestErrors:
             "urn:flopwatch:problem:invalid_request", "invalid_request", 422,
         )  # fmt: skip
         assert {error.pointer for error in refused.errors} == {"/spec/context_lenght", "/spec/batch_size"}
-        assert refused.pointer == refused.errors[0].pointer
-        assert refused.cure == refused.errors[0].detail
+        assert (refused.pointer, refused.cure) == (refused.errors[0].pointer, refused.errors[0].detail)
         assert "did you mean context_length?" in str(refused)
 
     def test_a_problem_without_fields(self, flopwatch: Flopwatch) -> None:
@@ -170,8 +169,7 @@ class TestWaiting:
         with pytest.raises(JobFailed, match="It broke") as caught:
             flopwatch.wait(job, show=lambda *progress: shown.append(progress))
         assert (1, 2, "measuring") in shown
-        assert caught.value.job["state"] == "failed"
-        assert caught.value.problem["code"] == "failed"
+        assert (caught.value.job["state"], caught.value.problem["code"]) == ("failed", "failed")
         assert flopwatch.wait(job["id"], check=False)["state"] == "failed"
 
     def test_it_ends_in_time(self, flopwatch: Flopwatch) -> None:
@@ -229,12 +227,9 @@ class TestFrames:
         monkeypatch.setattr("app.store.reading.queries.MAX_MEASUREMENTS", 2)
         assert flopwatch.get(f"/jobs/{job['id']}/measurements")["next"] is not None
         frame = flopwatch.measurements(job)
-        assert frame["context_length"].tolist() == [1, 2, 3, 4, 5, 6]
-        assert frame["context_length"].dtype == "Int64"
-        assert frame["mean"].dtype == "float64"
-        assert frame["mean"].isna().tolist() == [False] * 5 + [True]
-        assert frame["n"].isna().tolist() == [False] * 5 + [True]
-        assert frame["outcome"].tolist() == ["ok"] * 5 + ["oom"]
+        assert (frame["context_length"].tolist(), frame["context_length"].dtype) == ([1, 2, 3, 4, 5, 6], "Int64")
+        assert (frame["mean"].dtype, frame["mean"].isna().tolist()) == ("float64", [False] * 5 + [True])
+        assert (frame["n"].isna().tolist(), frame["outcome"].tolist()) == ([False] * 5 + [True], ["ok"] * 5 + ["oom"])
 
     def test_samples(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
         one = replace(
@@ -260,8 +255,7 @@ class TestFrames:
         job = done(site, flopwatch, tables=[table])
         assert [one["name"] for one in flopwatch.list_tables(job)] == ["kernels forward"]
         frame = flopwatch.job_table(job, "kernels forward", sort="-total_ms")
-        assert frame["kernel"].tolist() == ["c", "a", "b"]
-        assert frame.attrs["units"] == {"total_ms": "ms"}
+        assert (frame["kernel"].tolist(), frame.attrs["units"]) == (["c", "a", "b"], {"total_ms": "ms"})
         assert len(flopwatch.job_table(job, "kernels forward", limit=2)) == 2
 
 

@@ -27,8 +27,7 @@ def test_submitted_job(site: Any) -> None:
     assert response.headers["location"] == f"/jobs/{job['id']}" == job["links"]["self"]
     assert set(job) == JOB_KEYS
     assert {key: job[key] for key in options} == options
-    assert job["state"] == "queued"
-    assert job["spec"]["context_length"] == 64
+    assert (job["state"], job["spec"]["context_length"]) == ("queued", 64)
     assert job["spec"]["batch_size"] == 4, "defaults are filled in"
     assert site.job(job["id"]) == job
     for link in ("self", "events", "logs", "units", "measurements", "tables", "artifacts", "attempts", "ui"):
@@ -50,16 +49,12 @@ def test_list_is_filtered_and_paged(fresh_site: Any) -> None:
                 return found
 
     newest_first = ids[::-1]
-    assert listed() == newest_first
-    assert listed(limit=2) == newest_first
-    assert listed(limit=5) == newest_first
-    assert listed(state="cancelled") == [ids[0]]
-    assert listed(kind="benchmark", label=["all:yes", "n:3"]) == [ids[3]]
+    assert (listed(), listed(limit=2), listed(limit=5)) == (newest_first, newest_first, newest_first)
+    assert (listed(state="cancelled"), listed(kind="benchmark", label=["all:yes", "n:3"])) == ([ids[0]], [ids[3]])
     assert listed(label="n:9") == []
     with site.services.database.write() as connection:
         connection.exec_driver_sql(f"update job set created_at = '2026-01-01 00:00:00' where id <= {ids[1]}")
-    assert listed(since="1h") == newest_first[:3]
-    assert listed(since="2025-12-31") == newest_first
+    assert (listed(since="1h"), listed(since="2025-12-31")) == (newest_first[:3], newest_first)
     assert listed(since="2999-01-01") == []
     refused = site.http.get("/jobs", params={"since": "yesterday"})
     assert (refused.status_code, "must be a span such as" in refused.json()["detail"]) == (422, True)
@@ -131,8 +126,7 @@ def test_a_repeated_request_gets_a_waiters_answer(fresh_site: Any) -> None:
     wait_until(lambda: fresh_site.rows()["job"], "the job")
     fresh_site.worker.finish(fresh_site.worker.claim())
     thread.join(15)
-    assert first[0].json()["state"] == "succeeded"
-    assert first[0].headers["preference-applied"] == "wait=30"
+    assert (first[0].json()["state"], first[0].headers["preference-applied"]) == ("succeeded", "wait=30")
     assert "idempotency-replayed" not in first[0].headers
     for again in (post(fresh_site, "k"), post(fresh_site, "k", Prefer="wait=5")):
         assert (again.status_code, again.json()) == (201, first[0].json())

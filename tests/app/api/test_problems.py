@@ -16,8 +16,7 @@ def checked(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = response.json()
     assert {"type", "title", "status", "detail", "instance", "code"} <= set(problem)
-    assert problem["status"] == status
-    assert problem["type"] == f"urn:flopwatch:problem:{problem['code']}"
+    assert (problem["status"], problem["type"]) == (status, f"urn:flopwatch:problem:{problem['code']}")
     assert problem["instance"] == response.request.url.path
     assert problem["detail"]
     return problem

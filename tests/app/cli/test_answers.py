@@ -40,9 +40,7 @@ def test_sentences_and_tables_that_answer_are_printed_first(capsys: pytest.Captu
     answers.list_tables = lambda _job: tables
     print_answers(answers, {"id": 7})
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert lines[0] == "It fits."
-    assert lines[1].split() == ["unit_index", "answer", "fits"]
-    assert len(lines) == 3
+    assert (lines[0], lines[1].split(), len(lines)) == ("It fits.", ["unit_index", "answer", "fits"], 3)
 
 
 def kernel(name: str, total_ms: float) -> dict[str, Any]:

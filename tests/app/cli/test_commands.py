@@ -251,8 +251,7 @@ def test_a_dry_run_stores_nothing_and_says_what_earlier_jobs_took(serve: Any, fl
         assert gpu in ended(run("submit", *TINY, "device=cuda"))
         assert "would wait" not in ended(run("submit", *TINY))
         assert "No worker has the attention" in ended(run("sweep", *TINY, "attention=nobodys", "seed=1,2"), 1)
-        assert len(site.http.get("/jobs").json()["data"]) == 3
-        assert site.http.get("/sweeps").json()["data"] == []
+        assert (len(site.http.get("/jobs").json()["data"]), site.http.get("/sweeps").json()["data"]) == (3, [])
 
 
 def _took(site: Any, seconds: int, **spec: Any) -> None:
@@ -296,8 +295,7 @@ def test_label(site: Any, flopwatch: Any) -> None:
     done = flopwatch(
         "label", str(job_id), "new=z", "--remove", "gone", "--remove", "never", "--name", "", "--note", "No gain."
     )
-    assert done.stderr == f"job {job_id} has no label 'never'\n"
-    assert done.returncode == 0
+    assert (done.stderr, done.returncode) == (f"job {job_id} has no label 'never'\n", 0)
     assert "kept=y, new=z" in done.stdout
     assert "No gain." in done.stdout
     job = site.job(job_id)
@@ -560,8 +558,7 @@ def test_logs(site: Any, flopwatch: Any, start: Any) -> None:
         site.worker.report(claim, "log", text=f"line {number}\n")
         assert following.stdout.readline() == f"line {number}\n"
     site.worker.finish(claim, log="everything\n")
-    assert following.wait(20) == 0
-    assert following.stdout.read() == ""
+    assert (following.wait(20), following.stdout.read()) == (0, "")
     assert ended(flopwatch("logs", str(job_id))) == "everything\n"
     assert ended(flopwatch("logs", str(job_id), "--follow")) == "everything\n"
 

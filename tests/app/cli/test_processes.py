@@ -222,8 +222,7 @@ def refusal(tmp_path: Path, command: str, **settings: str) -> str:
     """Return the one line that a command prints that does not start; it must leave no files."""
     environment = {"FLOPWATCH_DATA_DIR": str(tmp_path / "data"), "FLOPWATCH_PORT": "0", **settings}
     result = CliRunner().invoke(cli, [command], env=environment)
-    assert result.exit_code == 1
-    assert len(result.stderr.splitlines()) == 1
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
     assert not (tmp_path / "data").exists()
     return result.stderr
 

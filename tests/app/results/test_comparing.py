@@ -616,8 +616,7 @@ def test_what_the_steps_of_both_sides_returned_is_compared(database, ended, repo
     )
     assert str(about(sheet, "sentence")).endswith(agreement["sentence"])
     judged = results.compare_sides(database, job, Question(expect_equal=1e-4)).judgement
-    assert judged.conclusion == "wrong"
-    assert judged.gate.outcome == "wrong"
+    assert (judged.conclusion, judged.gate.outcome) == ("wrong", "wrong")
 
 
 def test_returned_numbers_of_two_jobs_and_of_one_that_has_none(database, ended, reported, record) -> None:

@@ -376,8 +376,7 @@ def test_values_that_are_missing() -> None:
     assert one_each.sentence == "missing: step_ms, x_ms have no value on one side (oom)", "not: on the candidate's"
     assert whole.gate.sentence == "missing: the candidate has no step_ms (oom)"
     _, nothing = judged(limit=5.0)
-    assert nothing.conclusion == "missing"
-    assert nothing.gate.outcome == "missing"
+    assert (nothing.conclusion, nothing.gate.outcome) == ("missing", "missing")
 
 
 @pytest.mark.parametrize(

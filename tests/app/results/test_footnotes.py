@@ -25,8 +25,7 @@ def test_partial_rows_say_how_their_jobs_ended() -> None:
         footnotes.count_partial(job, "timeout")
     footnotes.count_partial(9, "cancelled")
     footnotes.count("suspect", [VARIES])
-    assert footnotes.mark("valid", [], partial=True) == "*"
-    assert footnotes.mark("suspect", [VARIES], partial=True) == "†*"
+    assert (footnotes.mark("valid", [], partial=True), footnotes.mark("suspect", [VARIES], partial=True)) == ("*", "†*")
     assert footnotes.notes()[-1] == (
         "* partial: measured before the job ended without success: timeout (jobs 3, 7); cancelled (job 9)."
     )
@@ -47,7 +46,5 @@ def test_doubts_of_one_case() -> None:
             "case": "first",
         },
     ]
-    assert doubts_of({"checks": checks}, "1") == [("variation", "a"), ("clocks", "e")]
-    assert doubts_of(None, "1") == []
-    assert doubts_text([("variation", "a"), ("clocks", "")]) == "variation: a; clocks"
-    assert doubts_text([]) is None
+    assert (doubts_of({"checks": checks}, "1"), doubts_of(None, "1")) == ([("variation", "a"), ("clocks", "e")], [])
+    assert (doubts_text([("variation", "a"), ("clocks", "")]), doubts_text([])) == ("variation: a; clocks", None)

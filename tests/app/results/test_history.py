@@ -126,8 +126,7 @@ def test_versions() -> None:
     assert version_of(spec, dirty, {"precision": "bf16"}) == f"{A}-dirty"
     uploaded = version_of(spec, dirty, {"code.function": "attention"})
     assert uploaded == "c" * 64, "uploaded code decides, not the checkout that ran it"
-    assert short_version(f"{A}-dirty") == "aaaaaaaa-dirty"
-    assert short_version(uploaded) == "cccccccc"
+    assert (short_version(f"{A}-dirty"), short_version(uploaded)) == ("aaaaaaaa-dirty", "cccccccc")
     assert (commit_of(f"{A}-dirty"), commit_of(uploaded), commit_of(None)) == (A, None, None)
     assert version_of({}, None, {}) is version_of({}, {}, {}) is None
 

@@ -86,8 +86,7 @@ class TestRows:
         measure(("step_ms", {"case": {"job": 3, "step_ms": "x", "validity": "y", "step_ms_n": 9}}))
         measure(("step_ms", {"case": {"job": 4, "step_ms": "x", "validity": "y", "step_ms_n": 9}}))
         sheet = table(database, rows=["case.step_ms", "case.validity", "case.step_ms_n"])
-        assert sheet.column("case.job") == [3, 4]
-        assert sheet.column("case.step_ms") == ["x", "x"]
+        assert (sheet.column("case.job"), sheet.column("case.step_ms")) == ([3, 4], ["x", "x"])
         assert len(set(json.loads(render(sheet, "json"))["rows"][0])) == len(json_rows(sheet)[0])
 
     def test_rows_asked_for_come_first_and_hide_no_difference(self, database: Database, measure: Measure) -> None:
@@ -101,8 +100,7 @@ class TestColumns:
         measure(("tflops", {"phase": "forward"}), ("tflops", {"phase": "backward"}), ("tflops", {}))
         measure(("tflops", {"phase": "forward", "median": 7.0}), spec={"context_length": 512})
         sheet = table(database, columns=["forward_tflops", "backward_tflops", "tflops"])
-        assert outcomes(sheet, "forward_tflops") == ["ok", "ok"]
-        assert outcomes(sheet, "tflops") == ["ok", None]
+        assert (outcomes(sheet, "forward_tflops"), outcomes(sheet, "tflops")) == (["ok", "ok"], ["ok", None])
 
     def test_phases_that_the_users_code_names_are_columns(self, database: Database, measure: Measure) -> None:
         phases = [(f"{name}_ms", {"phase": name}) for name in ("data", "forward", "loss", "rest", "step", "first_step")]
@@ -264,8 +262,7 @@ class TestComparison:
         others = [("host_us", {**same, "unit_index": index}) for index in range(4)]
         measure(*times, *others, spec=self.SPEC, finish=Finish("succeeded", units=units))
         sheet = table(database)
-        assert sheet.names("coordinate") == ["side", "model", "context_length"]
-        assert sheet.names("metric") == ["step_ms"]
+        assert (sheet.names("coordinate"), sheet.names("metric")) == (["side", "model", "context_length"], ["step_ms"])
         assert sheet.column("side") == ["baseline", "candidate"], "equal cases of two sides are two rows"
         assert [cell.value for cell in sheet.column("step_ms")] == [1.0, 2.0]
 

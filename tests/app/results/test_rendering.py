@@ -67,8 +67,7 @@ class TestMeasurements:
     def test_csv_is_numeric(self) -> None:
         rows = list(csv.DictReader(io.StringIO(render(MEASURED, "csv"))))
         assert (rows[0]["context_length"], rows[0]["forward_ms_n"]) == ("256", "10")
-        assert float(rows[0]["forward_ms"]) == 21.3456
-        assert float(rows[0]["forward_ms_std"]) == 0.0123
+        assert (float(rows[0]["forward_ms"]), float(rows[0]["forward_ms_std"])) == (21.3456, 0.0123)
         assert (rows[1]["forward_ms_std"], rows[1]["step_ms"], rows[1]["step_ms_outcome"]) == ("", "", "oom")
         assert [row["validity"] for row in rows] == ["valid", "valid", ""]
 
@@ -81,10 +80,8 @@ class TestMeasurements:
             {"name": "forward_ms_std", "type": "number", "unit": "ms"},
         ]
         assert [list(row) for row in answer["rows"]] == [[column["name"] for column in answer["columns"]]] * 3
-        assert answer["rows"][0]["step_ms"] == 1234.5678
-        assert answer["rows"][1]["step_ms"] is None
-        assert answer["rows"][1]["step_ms_n"] is None
-        assert answer["missing"] == ["context_length=512: oom"]
+        assert (answer["rows"][0]["step_ms"], answer["rows"][1]["step_ms"]) == (1234.5678, None)
+        assert (answer["rows"][1]["step_ms_n"], answer["missing"]) == (None, ["context_length=512: oom"])
 
     def test_html_has_no_style_and_marks_numbers(self) -> None:
         text = render(MEASURED, "html")
@@ -163,8 +160,7 @@ def test_another_name_is_taken_as_it_is() -> None:
     plain = renamed(Sheet([Column("value", "number", "ms", role="metric")], [[cell]]), [("value", new)])
     of_pivot = Column("value, T_=8", "number", "ms", role="metric", group="value", head="T_=8")
     pivoted = renamed(Sheet([of_pivot], [[cell]]), [("value", new), ("T_", "L_1")])
-    assert markdown(plain)[0] == [new]
-    assert markdown(pivoted)[0] == [f"{new}, L_1=8"]
+    assert (markdown(plain)[0], markdown(pivoted)[0]) == ([new], [f"{new}, L_1=8"])
     assert f"{{c}}{{{new}}}" in render(pivoted, "latex")
     assert "L\\_1 = 8 \\\\" in render(pivoted, "latex"), "name and value stay apart"
     assert [f">{new}</th>" in render(sheet, "html") for sheet in (plain, pivoted)] == [True, True]

@@ -33,8 +33,7 @@ def test_uploaded_code_is_one_more_implementation() -> None:
     spec = KernelSpec.model_validate({"kernel": "rms_norm", "implementations": ["torch"], "code": code})
     plain, own = spec.cells()
     assert own.implementation == "norm@mine.py"
-    assert spec.number_of_cells() == 2
-    assert spec.requirements() == {"kernel:rms_norm", "code:uploaded"}
+    assert (spec.number_of_cells(), spec.requirements()) == (2, {"kernel:rms_norm", "code:uploaded"})
     alone = KernelSpec(kernel="rms_norm", implementations=["torch"])
     assert spec.case(plain).key == alone.case(alone.cells()[0]).key
     assert spec.case(own).key != spec.case(plain).key

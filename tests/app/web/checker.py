@@ -56,8 +56,7 @@ def page(site: Any, path: str, status: int = 200) -> Checker:
     assert "script-src 'self';" in response.headers["content-security-policy"]
     checker = Checker()
     checker.feed(response.text)
-    assert checker.open == []
-    assert len(checker.ids) == len(set(checker.ids))
+    assert (checker.open, len(checker.ids)) == ([], len(set(checker.ids)))
     assert re.search(r'<html lang="en">', response.text)
     assert response.text.count("<h1") == 1
     assert all(name in checker.ids for name in checker.fragments), "a place of this page"

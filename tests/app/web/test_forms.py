@@ -118,8 +118,7 @@ def test_problems_stand_at_their_fields() -> None:
 )
 def test_a_clone_has_the_labels_of_the_job(labels: dict[str, str]) -> None:
     texts = forms.option_texts({"labels": labels})
-    assert forms.options_of(texts).get("labels") == labels
-    assert forms.text_problems([], texts) == []
+    assert (forms.options_of(texts).get("labels"), forms.text_problems([], texts)) == (labels, [])
 
 
 @pytest.mark.parametrize(

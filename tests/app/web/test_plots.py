@@ -103,9 +103,7 @@ def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
 def test_points_without_a_value_are_marked() -> None:
     points = grid({("eager", 4096): "oom", ("eager", 1024): "oom", ("flash", 256): "wrong"})
     traces = drawn(draw_chart(points, axes_of(points), "forward_ms", "ms"))
-    assert traces["eager"]["x"] == [256, 512]
-    assert traces["oom"]["x"] == [1024, 4096]
-    assert traces["oom"]["yaxis"] == "y2"
+    assert (traces["eager"]["x"], traces["oom"]["x"], traces["oom"]["yaxis"]) == ([256, 512], [1024, 4096], "y2")
     assert traces["oom"]["marker"]["color"] == OUTCOMES["oom"] != traces["wrong"]["marker"]["color"]
     assert "oom" in traces["oom"]["customdata"][0][0]
 
@@ -140,8 +138,7 @@ def test_doubtful_points_are_open() -> None:
         Point({"length": 2}, 3.0),
     ]
     trace = draw_chart(points, Axes("length"), "step_ms", "ms")["data"][0]
-    assert trace["marker"]["symbol"] == ["circle", "circle-open", "circle"]
-    assert trace["mode"] == "markers"
+    assert (trace["marker"]["symbol"], trace["mode"]) == (["circle", "circle-open", "circle"], "markers")
     assert trace["customdata"][1][0].endswith("suspect")
 
 
@@ -159,8 +156,7 @@ def test_heat_map_with_outcomes_in_their_own_colours() -> None:
     assert (values["x"], values["y"]) == (["256", "512", "1024", "4096"], ["eager", "flash"])
     assert (values["z"][0], values["text"][0]) == ([64, 128, 256, None], ["64", "128", "256", ""])
     assert cells["oom"]["z"] == [[None, None, None, 1], [None] * 4]
-    assert cells["oom"]["colorscale"][0][1] == OUTCOMES["oom"]
-    assert cells["wrong"]["z"][1][0] == 1
+    assert (cells["oom"]["colorscale"][0][1], cells["wrong"]["z"][1][0]) == (OUTCOMES["oom"], 1)
 
 
 def test_cells_of_a_heat_map_that_are_suspect_say_so() -> None:

@@ -219,8 +219,7 @@ def test_time_left_follows_from_the_last_durations(filled: Any) -> None:
     assert members._left(3, running, [10.0, 14.0], now) == 3 * 12 + 8
     assert members._left(3, running * 2, [10.0, 14.0], now) == (3 * 12 + 2 * 8) / 2
     assert members._left(3, running, [2.0], now) == 6, "a job that takes longer than the others is nearly done"
-    assert members._left(3, [], [2.0], now) is None
-    assert members._left(3, running, [], now) is None
+    assert (members._left(3, [], [2.0], now), members._left(3, running, [], now)) == (None, None)
 
 
 def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:

@@ -50,6 +50,4 @@ def test_a_noisy_host_is_said_once() -> None:
     assert noisy_host([noisy] * 3 + [quiet] * 2 + [None] * 9) == (
         "noisy host: 3 of 5 recent jobs varied by more than 5 % or shared the CPU"
     )
-    assert noisy_host([noisy] * 3 + [quiet] * 3) is None
-    assert noisy_host([noisy] * 2) is None
-    assert noisy_host([]) is None
+    assert (noisy_host([noisy] * 3 + [quiet] * 3), noisy_host([noisy] * 2), noisy_host([])) == (None, None, None)

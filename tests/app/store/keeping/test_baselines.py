@@ -139,8 +139,7 @@ def test_invalid_results_get_into_no_baseline(baselines: Baselines, shop: Shop, 
     # What is invalid replaces nothing.
     again = run(a="valid", c="invalid")
     kept = baselines.put("main", job=again)
-    assert cases(baselines)["c", "1x test CPU"] == [mixed]
-    assert cases(baselines)["a", "1x test CPU"] == [again]
+    assert (cases(baselines)["c", "1x test CPU"], cases(baselines)["a", "1x test CPU"]) == ([mixed], [again])
 
 
 def test_wrong_results_get_into_no_baseline(baselines: Baselines, shop: Shop, record: Callable[..., Any]) -> None:

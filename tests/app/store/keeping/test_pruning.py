@@ -46,8 +46,7 @@ def prune(database: Database, files: ArtifactFiles) -> Callable[..., Pruned]:
         planned, before = made.plan(), rows(database)
         assert rows(database) == before
         done = made.run()
-        assert replace(done, pages=0) == replace(planned, pages=0)
-        assert replace(made.run(), pages=0) == NOTHING
+        assert (replace(done, pages=0), replace(made.run(), pages=0)) == (replace(planned, pages=0), NOTHING)
         return replace(done, pages=0)
 
     return run
@@ -124,8 +123,7 @@ class TestEvents:
         before = reading.job(job_id)
         assert prune(in_days=8) == replace(NOTHING, events=4)
         assert [event["type"] for event in reading.events(job_id)] == ["state", "state", "state", "done"]
-        assert reading.log(job_id) == "a line\n"
-        assert reading.job(job_id) == before
+        assert (reading.log(job_id), reading.job(job_id)) == ("a line\n", before)
         assert reading.log(running.job_id) == "still running"
 
     def test_a_log_that_stands_nowhere_else_stays(self, shop: Any, queue: Queue, reading: Reading, prune: Any) -> None:
@@ -141,8 +139,7 @@ class TestEvents:
         queue.report(again, [NewEvent("log", {"text": "a line\n"})])
         queue.finish(again, Finish("succeeded", log="a line\n"))
         assert prune(in_days=8) == replace(NOTHING, events=1)
-        assert reading.log(lost.job_id, 1) == "last words\n"
-        assert reading.log(lost.job_id, 2) == "a line\n"
+        assert (reading.log(lost.job_id, 1), reading.log(lost.job_id, 2)) == ("last words\n", "a line\n")
 
     def test_jobs_that_ended_since_are_looked_at_next_time(self, shop, queue, reading, database, files) -> None:
         claim = shop.running_job()  # submitted first, ends last

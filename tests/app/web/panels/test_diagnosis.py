@@ -41,8 +41,7 @@ def test_a_loop_over_small_operators_is_no_part_of_the_floor() -> None:
     loop = cause(1, "kernels", 80.0, where="train.py:8 penalty (line 8: 640 times a step; small operators)")
     large = cause(2, "precision", 15.0, where="train.py:9 Model.forward (line 9: 100 times a step)")
     rows = {row[0]: row[1:4] for row in draw_waterfall([loop, large])["table"]["rows"]}
-    assert rows["1 kernels, penalty"] == ["at most", 20.0, 80.0]
-    assert rows["floor"] == ["time of a step", 0.0, 20.0]
+    assert (rows["1 kernels, penalty"], rows["floor"]) == (["at most", 20.0, 80.0], ["time of a step", 0.0, 20.0])
     assert rows["2 precision, Model.forward"] == ["the model's own work", 5.0, 15.0]
 
 

@@ -31,8 +31,7 @@ def test_categories_are_stacked_below_the_total() -> None:
         "backward: −1 MiB activation, x<br>no line of code outside torch",
     ]
     assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [2], "where the backward pass begins"
-    assert figure["table"]["columns"][-1] == "stack"
-    assert len(figure["table"]["rows"]) == 3
+    assert (figure["table"]["columns"][-1], len(figure["table"]["rows"])) == ("stack", 3)
 
 
 def test_lines_of_code_are_no_markup() -> None:

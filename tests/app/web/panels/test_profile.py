@@ -96,8 +96,7 @@ def test_lines_are_bars_of_python_and_the_rest() -> None:
     }
     assert "train.py:49" in figure["data"][0]["y"][0]
     assert figure["data"][0]["y"][1] == "make.&lt;lambda&gt;"
-    assert figure["table"]["rows"][0][:3] == ["train.py", 49, "SlowAdam.step"]
-    assert figure["table"]["rows"][0][-1] == "a"
+    assert (figure["table"]["rows"][0][:3], figure["table"]["rows"][0][-1]) == (["train.py", 49, "SlowAdam.step"], "a")
 
 
 def test_what_a_gpu_waits_for_is_one_bar_with_the_largest_gaps_in_its_numbers() -> None:
