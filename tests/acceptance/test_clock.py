@@ -91,14 +91,7 @@ def test_control_of_the_monotonic_clock(service: Service, misbehave_folder: Path
         keeps_its_lease(service, misbehave_folder, hours)
 
 
-def stays_its_workers(
-    moved: Moved,
-    job_id: int,
-    folder: Path,
-    hours: Sequence[int],
-    *,
-    tells_time: bool = True,
-) -> None:
+def stays_its_workers(moved: Moved, job_id: int, folder: Path, hours: Sequence, *, tells_time: bool = True) -> None:
     """Let the clock jump while this job runs.
 
     Just before the last jump the job's worker is killed: it must be found lost nevertheless. `tells_time`: whether the

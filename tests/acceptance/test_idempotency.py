@@ -7,15 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.faults import (
-    TINY,
-    all_jobs,
-    at_once,
-    damage,
-    database_path,
-    http_client,
-    problem_trouble,
-)
+from tests.acceptance.faults import TINY, all_jobs, at_once, damage, database_path, http_client, problem_trouble
 from tests.acceptance.sabotage import sabotaged
 from tools.service import Service
 

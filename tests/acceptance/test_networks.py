@@ -182,10 +182,7 @@ def test_every_job_ends_once_and_every_file_has_its_row(site: Site) -> None:
 
 def test_control_of_the_pulled_cables(site: Site) -> None:
     missing = fails_without(
-        site.service,
-        "row_before_upload",
-        "errors_of_uploads",
-        match="(?s)a row without its file.*files without a row",
+        site.service, "row_before_upload", "errors_of_uploads", match="(?s)a row without its file.*files without a row"
     )
     with missing, patch.dict(globals(), BACK_S=20.0):
         test_every_job_ends_once_and_every_file_has_its_row(site)

@@ -54,11 +54,7 @@ class Site:
     """Where the jobs tell what they did."""
 
     def start_worker(
-        self,
-        *,
-        path: str | None = None,
-        command: Sequence[str] = ("workers", "slurm"),
-        **settings: Any,
+        self, *, path: str | None = None, command: Sequence[str] = ("workers", "slurm"), **settings: Any
     ) -> subprocess.Popen[bytes]:
         """Start the worker with settings of the cluster; `path` comes before PATH. The command that users type becomes
         a new interpreter, which takes a second of a core."""

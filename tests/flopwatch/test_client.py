@@ -64,13 +64,7 @@ def test_examples_run(example, site, flopwatch, measured, tmp_path, monkeypatch,
     job = done(site, flopwatch, measurements=measurements, artifacts=[site.stored(b"trace")])
     obedient_later()
     monkeypatch.setattr(client, "POLL_S", 0.02)
-    example.globs = {
-        **vars(connection),
-        **vars(client),
-        "flopwatch": flopwatch,
-        "job": job,
-        "folder": tmp_path / "files",
-    }
+    example.globs = {**vars(connection), **vars(client), "flopwatch": flopwatch, "job": job, "folder": tmp_path / "f"}
     if "sweep" in "".join(step.source for step in example.examples):
         example.globs["sweep"] = flopwatch.wait_for_sweep(flopwatch.sweep(TINY, {"seed": [1, 2, 3]}))
     told: list[str] = []

@@ -35,11 +35,7 @@ def test_files_of_the_folder_are_followed(project: Path) -> None:
 
 
 def test_modules_in_the_src_of_a_project_are_followed(tmp_path: Path) -> None:
-    for name, source in {
-        "run/train.py": "import net",
-        "src/net.py": "from size import SIZE",
-        "src/size.py": "",
-    }.items():
+    for name, source in {"run/train.py": "import net", "src/net.py": "import size", "src/size.py": ""}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source)
     assert own_modules(tmp_path, "run/train.py") == {}

@@ -47,10 +47,7 @@ FILE = {"sha256": "0" * 64, "function": "make", "file": "my_train.py", "revision
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (
-            {"kind": "memory", "step_code": FILE, "arguments": {"rows": 3}},
-            "memory arguments.rows=3 --step my_train.py:make",
-        ),
+        ({"kind": "ddp", "step_code": FILE, "arguments": {"rows": 3}}, "ddp arguments.rows=3 --step my_train.py:make"),
         ({"kind": "benchmark", "code": FILE}, "benchmark --model my_train.py:make"),
         ({"kind": "benchmark", "attention_code": FILE}, "benchmark --implementation my_train.py:make"),
         ({"kind": "kernel", "code": FILE}, "kernel --implementation my_train.py:make"),

@@ -17,14 +17,7 @@ SPEC: dict[str, Any] = {
     "compile": False,
     "attention": "eager",
 }
-JOB: dict[str, Any] = {
-    "spec": SPEC,
-    "name": "n",
-    "labels": {"a": "b"},
-    "priority": 0,
-    "timeout_s": 1,
-    "max_attempts": 2,
-}
+JOB: Any = {"spec": SPEC, "name": "n", "labels": {"a": "b"}, "priority": 0, "timeout_s": 1, "max_attempts": 2}
 SWEEP: dict[str, Any] = {
     "base": SPEC,
     "grid": {"context_length": [8, 16], "model.size": ["tiny", "small"]},

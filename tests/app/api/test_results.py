@@ -149,10 +149,7 @@ def profiled(site: Any, measured: Any, reported: Any) -> str:
             reported("kernels", [["d", 0.5, 9]], unit_index=1, **columns),
             reported("a/b", [[1]], unit_index=1, x="integer"),
         ],
-        units=[
-            UnitRecord(0, "replicate 0", "succeeded"),
-            UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
-        ],
+        units=[UnitRecord(0, "replicate 0", "succeeded"), UnitRecord(1, "replicate 1", "crashed", reason="signal 11")],
         artifacts=[
             StoredArtifact(0, "trace.json.gz", "trace", "application/gzip", 3, "ab" * 32),
             StoredArtifact(1, "trace-unit-1.json.gz", "trace", "application/gzip", 3, "cd" * 32),

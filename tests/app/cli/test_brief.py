@@ -207,11 +207,9 @@ def test_submit_show_and_table_have_the_same_document(site: Any, flopwatch: Any,
 def test_a_wait_that_ends_too_soon_names_the_job(site: Any, flopwatch: Any) -> None:
     document = read(flopwatch("submit", "benchmark", "--wait-at-most", "0.1", "--format", "brief"))
     assert (document["outcome"], document["exit_code"]) == ("queued", "75")
-    assert document["more"] == [
-        f"flopwatch show {document['job']} --format brief",
-        f"flopwatch cancel {document['job']}",
-    ]
-    shown = read(flopwatch("show", document["job"], "--format", "brief"))
+    job = document["job"]
+    assert document["more"] == [f"flopwatch show {job} --format brief", f"flopwatch cancel {job}"]
+    shown = read(flopwatch("show", job, "--format", "brief"))
     assert (shown["outcome"], shown["exit_code"]) == ("queued", "0"), "it has not waited"
 
 

@@ -414,11 +414,7 @@ def test_a_spec_from_a_file_and_fields(site: Any, flopwatch: Any, tmp_path: Path
     assert spec["model"]["num_layers"] == 1
     sweep = json.loads(ended(flopwatch("sweep", str(file), "seed=1,2", "--json")))
     assert sweep["base"]["context_length"] == 8
-    for content, words in [
-        ('{"spec": {"kind": "benchmark"}}', "body of a job"),
-        ("{", "not JSON"),
-        ("[]", "JSON object"),
-    ]:
+    for content, words in [('{"spec": {"kind": "ddp"}}', "body of a job"), ("{", "not JSON"), ("[]", "JSON object")]:
         file.write_text(content)
         assert words in ended(flopwatch("submit", str(file)), 2)
     file.write_text('{"model": {"size": "tiny"}}')

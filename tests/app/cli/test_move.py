@@ -140,13 +140,7 @@ def test_no_worker_uses_a_database_that_has_moved(folder: Path, url: str) -> Non
 
 @pytest.mark.parametrize(
     ("files", "lacking"),
-    [
-        (None, None),
-        ("elsewhere", None),
-        (None, ""),
-        (None, "{}/data/flopwatch.sqlite3"),
-        (None, "{}/flopwatch.sqlite3"),
-    ],
+    [(None, None), ("files", None), (None, ""), (None, "{}/data/flopwatch.sqlite3"), (None, "{}/flopwatch.sqlite3")],
 )
 def test_no_database_is_made_in_a_folder_of_postgresql(tmp_path, url, files, lacking) -> None:
     folder, copy = tmp_path / "data", tmp_path / "copy"

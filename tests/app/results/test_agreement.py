@@ -95,12 +95,7 @@ def test_a_number_that_hardly_moves_and_then_stands_still() -> None:
         (side([2.0, 2.0]), side([2.0, 1.0]), "differ by up to 50 % (loss, step 2: 2 → 1)", "wrong"),
         (side([2.0]), side([NAN]), "returned numbers differ (loss, step 1: 2 → nan)", "wrong"),
         (side([INF]), side([-INF]), "returned numbers differ (loss, step 1: inf → -inf)", "wrong"),
-        (
-            side([2.0, NAN]),
-            side([2.0, NAN]),
-            "both return nan (loss, step 2): only 1 of 2 numbers are finite",
-            "passed",
-        ),
+        (side([2.0, NAN]), side([2.0, NAN]), "both return nan (loss, step 2): only 1 of 2 numbers", "passed"),
         (side([0.0]), side([0.0]), "are equal", "passed"),
         (side([2.0, 1.0]), side([2.0]), "(loss, the first step); only the baseline returns loss in step 2", "missing"),
         (side([2.0], [2.2]), side([2.1], [2.3]), "processes of one side alone differ by 9.1 %", "inconclusive"),

@@ -558,10 +558,7 @@ class TestProfiles:
     def test_of_scopes_that_hold_each_other_the_largest(self, database, profile) -> None:
         scopes = [[scope, "matmul", time, 10.0] for scope, time in (("forward", 3.0), ("step", 9.0), ("prefill", 1.0))]
         jobs = [profile(("classes", scopes, CLASSES)) for _ in range(2)]
-        assert [row["phase"] for row in rows(compare(database, *jobs)) if row["table"] == "classes"] == [
-            "step",
-            "prefill",
-        ]
+        assert [it["phase"] for it in rows(compare(database, *jobs)) if it["table"] == "classes"] == ["step", "prefill"]
 
     def test_profiles_in_turns_are_means_of_each_sides_processes(self, database, ended, reported, record) -> None:
         times = [1.0, 10.0, 3.0, 20.0]

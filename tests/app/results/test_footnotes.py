@@ -38,13 +38,7 @@ def test_doubts_of_one_case() -> None:
         {"name": "host_bound", "ok": False, "detail": "c", "severity": "note", "case": "first", "case_key": "1"},
         {"name": "drift", "ok": True, "detail": "d", "severity": "suspect", "case": "first", "case_key": "1"},
         {"name": "clocks", "ok": False, "detail": "e", "severity": "suspect"},
-        {
-            "name": "old",
-            "ok": False,
-            "detail": "of a version that names no key",
-            "severity": "suspect",
-            "case": "first",
-        },
+        {"name": "old", "ok": False, "detail": "names no key", "severity": "suspect", "case": "first"},
     ]
     assert (doubts_of({"checks": checks}, "1"), doubts_of(None, "1")) == ([("variation", "a"), ("clocks", "e")], [])
     assert (doubts_text([("variation", "a"), ("clocks", "")]), doubts_text([])) == ("variation: a; clocks", None)

@@ -115,10 +115,7 @@ def running(name: str, folder: Path, server: int, sign_on: int) -> Iterator[int]
         )
         command = ["nginx", "-p", str(folder), "-c", "nginx.conf"]
     homes = {"HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(command, env={**os.environ, **homes}, stderr=log) as process,
-    ):
+    with (folder / "log").open("w") as log, subprocess.Popen(command, env=os.environ | homes, stderr=log) as process:
         try:
             wait_until(lambda: answers(port), f"{name}: {(folder / 'log').read_text()}", 20.0)
             yield port

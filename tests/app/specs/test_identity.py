@@ -31,10 +31,7 @@ TRAINING: list[dict[str, Any]] = [
     {"step_code": CODE},
 ]
 CONTEXTS: dict[str, list[dict[str, Any]]] = {
-    "benchmark": [
-        *TRAINING,
-        {"mode": "generate", "temperature": 1.0, "model": {"size": "small", "vocab_size": 50_257}},
-    ],
+    "benchmark": [*TRAINING, {"mode": "generate", "temperature": 1.0, "model": {"size": "tiny", "vocab_size": 50_257}}],
     "profile": TRAINING,
     "ddp": [
         {},

@@ -129,10 +129,8 @@ def test_a_comparison_is_submitted_by_fields(fresh_site: Any) -> None:
     assert spec["baseline"]["model"]["size"] == "tiny"
 
     form = fresh_site.http.get("/ui/new?kind=compare&of=attention").text
-    fields = sent_by_browser(form) | {
-        "spec.candidate.implementations": ["tiled"],
-        "spec.candidate.head_dims": ["16, 32"],
-    }
+    changed = {"spec.candidate.implementations": ["tiled"], "spec.candidate.head_dims": ["16, 32"]}
+    fields = sent_by_browser(form) | changed
     answer = fresh_site.http.post("/ui/new", data=fields | {"spec.candidate.batch_size": ["0"]}, headers=OWN)
     assert answer.status_code == 422
     assert 'id="field-candidate-batch_size-error-1">Input should be greater than or equal to 1' in answer.text

@@ -29,12 +29,7 @@ def test_changed_work_is_as_wide_as_on_its_slower_side_and_coloured_by_its_chang
     widths = dict(zip(trace["text"], trace["x"], strict=True))
     assert widths == {"all": 100, "forward": 100, "mm": 60, "copy": 40}
     changes = dict(zip(trace["text"], trace["marker"]["color"], strict=True))
-    assert changes == {
-        "all": pytest.approx(0.25),
-        "forward": pytest.approx(0.25),
-        "mm": pytest.approx(-1 / 3),
-        "copy": 1,
-    }
+    assert changes == pytest.approx({"all": 0.25, "forward": 0.25, "mm": -1 / 3, "copy": 1})
     assert "copy: 0 → 4 ms (+4 ms)" in trace["customdata"]
     (trace,) = draw_changed_flames([(["activation"], 12345.0, 12000.0)], "MiB")["data"]
     assert "activation: 12,345 → 12,000 MiB (−345 MiB)" in trace["customdata"]

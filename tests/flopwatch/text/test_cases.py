@@ -13,10 +13,7 @@ from flopwatch.text.cases import case_text
         ({"implementation": "triton", "dtype": "fp32", "br": None}, "triton, fp32"),
         ({"causal": True, "head_dim": 64}, "causal, head_dim=64"),
         ({"causal": "True/False", "head_dim": "16/32"}, "causal=true/false, head_dim=16/32"),
-        (
-            {"implementation": "/".join("abcde"), "sequence_length": "1/2/3/4/5"},
-            "5 implementations, 5 sequence lengths",
-        ),
+        ({"implementation": "a/b/c/d/e", "sequence_length": "1/2/3/4/5"}, "5 implementations, 5 sequence lengths"),
         ({"model": "2.7b", "factor": 0.5}, "2.7b, factor=0.5"),
         ({"precision": "fp32 → bf16", "compile": "False → True"}, "precision=fp32 → bf16, compile=false → true"),
         ({"precision": "bf16", "parameter_dtype": "bf16"}, "bf16, parameter_dtype=bf16"),

@@ -93,10 +93,7 @@ def test_a_copy_of_the_database_removes_no_file(world, tmp_path, remove, whole, 
         files = unaware(copy, database, monkeypatch)
         with caplog.at_level(logging.WARNING):
             remove(files, database, job)
-        assert [world.files.read(sha256) for sha256 in (before, later)] == [
-            b"known to both",
-            b"known to the living one",
-        ]
+        assert [world.files.read(one) for one in (before, later)] == [b"known to both", b"known to the living one"]
         if remove is not upkeep or isinstance(files, ArtifactFiles):
             assert "no file is removed" in caplog.text
         # The control: as the owner, it removes what it does not know, and the living one removes nothing more.

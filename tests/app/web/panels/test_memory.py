@@ -19,10 +19,7 @@ def test_categories_are_stacked_below_the_total() -> None:
     ]
     figure = draw_timeline(rows)
     *areas, total = figure["data"]
-    assert [(trace["name"], trace["y"]) for trace in areas] == [
-        ("parameter", [2.0, 2.0, 2.0]),
-        ("activation", [0.0, 1.0, 0.0]),
-    ]
+    assert [(it["name"], it["y"]) for it in areas] == [("parameter", [2.0, 2.0, 2.0]), ("activation", [0.0, 1.0, 0.0])]
     assert {trace["stackgroup"] for trace in areas} == {"memory"}
     assert total["y"] == [2.0, 3.0, 2.0]
     assert total["customdata"] == [

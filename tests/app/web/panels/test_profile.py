@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.web.panels.profile import (
-    draw_lines,
-    draw_roofline,
-    draw_waits,
-    phase_times,
-)
+from app.web.panels.profile import draw_lines, draw_roofline, draw_waits, phase_times
 
 
 def classes(**scopes: dict[str, float]) -> list[dict[str, Any]]:
@@ -90,10 +85,7 @@ def test_lines_are_bars_of_python_and_the_rest() -> None:
     row |= {"total_ms": 4.0, "python_ms": 3.0, "device_self_ms": None, "device_total_ms": None, "calls": 7, "code": "a"}
     outside = {**row, "file": None, "line": None, "function": "make.<lambda>", "python_ms": 0.0, "self_ms": 1.0}
     figure = draw_lines([row, outside])
-    assert {trace["name"]: trace["x"] for trace in figure["data"]} == {
-        "Python": [3.0, 0.0],
-        "operators and waits": [1.0, 1.0],
-    }
+    assert {it["name"]: it["x"] for it in figure["data"]} == {"Python": [3.0, 0.0], "operators and waits": [1.0, 1.0]}
     assert "train.py:49" in figure["data"][0]["y"][0]
     assert figure["data"][0]["y"][1] == "make.&lt;lambda&gt;"
     assert (figure["table"]["rows"][0][:3], figure["table"]["rows"][0][-1]) == (["train.py", 49, "SlowAdam.step"], "a")
