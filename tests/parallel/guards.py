@@ -409,23 +409,3 @@ def states_of_parts() -> list[str]:
     # What has no parts of its own is still saved.
     assert list(module.norm.state_dict()) == ["weight", "bias"]
     return errors
-
-
-def foreign_optimizer_states() -> list[str]:
-    """The errors of states of another model's optimizer, on rank 0 alone, and of whole ones, loaded as parts."""
-    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 4)).to(device())
-    model = parallel.FullyShardedDataParallel(module)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(2, 4, device=device())).sum().backward()
-    model.finish_gradient_synchronization()
-    optimizer.step()
-    first = dist.get_rank() == 0
-    errors = []
-    for number, shape in ((0, (6, 2)), (1, (1,)), (3, (4, 1)), (7, (1,))):
-        state = model.full_optimizer_state_dict(optimizer)
-        state["state"].setdefault(number, {})["exp_avg"] = torch.ones(shape)
-        errors.append(
-            error_of(lambda state=state: model.load_full_optimizer_state_dict(optimizer, state if first else None))
-        )
-    whole = model.full_optimizer_state_dict(optimizer)
-    return [*errors, error_of(lambda: optimizer.load_state_dict(whole))]

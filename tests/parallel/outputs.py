@@ -137,15 +137,6 @@ def sidelong(when: str) -> list[str]:
     return train(*both(pack), loss_of)
 
 
-def within_itself() -> list[str]:
-    """A unit calls itself."""
-
-    def pack(unit: Any, x: Tensor, y: Tensor) -> Tensor:
-        return y if len(x) < 3 else torch.cat([unit(x[:2]), unit.down(unit.up(x[2:]))])
-
-    return train(*both(pack), lambda model, x: model(x).square().mean())
-
-
 def unseen() -> dict[str, str]:
     """The errors of units in whose outputs nothing is found; of one that returns nothing, and keeps its result; of one
     that raises; and of a model that returns a parameter."""
@@ -225,18 +216,6 @@ def derivatives() -> dict[str, str]:
             assert not model.has_unfinished_gradients()
             assert train(model, alone, lambda model, x: model(x).square().mean()) == []
     return found
-
-
-def copies() -> list[str]:
-    """The errors of copies of a sharded model and of its modules."""
-    model, _ = both()
-    x = torch.ones(2, WIDTH, device=device())
-    calls = [
-        lambda: copy.deepcopy(model),
-        lambda: copy.deepcopy(model.module)(x),
-        lambda: copy.deepcopy(model.module.blocks[1])(x),
-    ]
-    return [error_of(call) for call in calls]
 
 
 class Raises(torch.autograd.Function):

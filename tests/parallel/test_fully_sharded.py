@@ -203,20 +203,6 @@ def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None
             assert "load_full_state_dict()" in error
 
 
-def test_states_of_another_models_optimizer_are_refused_on_every_rank(two_ranks: Pool) -> None:
-    for errors in two_ranks(guards.foreign_optimizer_states):
-        for error, name, theirs, ours in zip(
-            errors,
-            ["0.weight", "0.bias", "1.bias"],
-            ["(6, 2)", "(1,)", "(4, 1)"],
-            ["(3, 4)", "(3,)", "(4,)"],
-            strict=False,
-        ):
-            assert f"exp_avg of {name} has the shape {theirs} in the state and the parameter {ours}" in error
-        assert "parameter 7" in errors[3]
-        assert "the loaded exp_avg has the shape (3, 4), and this rank's part of its parameter (6,)" in errors[4]
-
-
 def test_a_parameter_with_fewer_elements_than_ranks(ranks: Pool) -> None:
     ranks(training.few, "fully sharded")
 

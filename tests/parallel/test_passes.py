@@ -51,10 +51,6 @@ def test_units_in_whose_outputs_nothing_is_found_are_refused(two_ranks: Pool) ->
         assert "the unit '' (Model) returns its parameter blocks.1.up.weight" in errors["a parameter"]
 
 
-def test_a_unit_that_calls_itself(two_ranks: Pool) -> None:
-    assert two_ranks(outputs.within_itself) == [[], []]
-
-
 def test_what_a_unit_does_not_return_is_right_or_refused(two_ranks: Pool) -> None:
     assert two_ranks(outputs.sidelong, "before") == [[], []]
     for when in ("after", "read"):
@@ -72,13 +68,6 @@ def test_derivatives_by_the_inputs(two_ranks: Pool) -> None:
     for found in two_ranks(outputs.derivatives):
         for name, text in found.items():
             assert (refused[name] in text) if name in refused else text == "", name
-
-
-def test_copies_are_refused(two_ranks: Pool) -> None:
-    for errors in two_ranks(outputs.copies):
-        assert "can be neither copied nor pickled" in errors[0]
-        assert "this is a copy of a module in a FullyShardedDataParallel" in errors[1]
-        assert errors[2] == errors[1]
 
 
 def test_an_error_in_the_backward_pass_leaves_no_gradients(two_ranks: Pool) -> None:

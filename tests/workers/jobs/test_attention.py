@@ -97,22 +97,15 @@ def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
 
 
 def test_each_case_has_a_key_and_a_verdict_of_its_own(run) -> None:
-    fields = {"implementations": ["own"], "causal": [False, True], "sequence_lengths": [48, 64], "device": "cpu"}
-    report = run(**fields)
-    assert len(report.verdicts) == 4
-    for causal in (False, True):
-        for length in (48, 64):
-            single = AttentionSpec(implementations=["own"], causal=[causal], sequence_lengths=[length], batch_size=2,
-                                   head_dims=[16], dtypes=["fp32"], warmup_steps=1, device="cpu")  # fmt: skip
-            (case,) = single.cases()
-            rows = report.cell(causal=causal, sequence_length=length)
-            assert {row["case_key"] for row in rows.values()} == {case.key}, "as if it had been the job's only cell"
-            assert report.titles[case.key] == single.cells()[0].title
-            checks = report.verdicts[case.key]["checks"]
-            assert [check["name"] for check in checks] == [
-                "measured", "recompiles", "variation", "drift", "steady", "host_bound", "ceiling", "host_load",
-            ]  # fmt: skip
-            assert checks[3]["detail"].count("too few to judge") == 3, "it tells of every pass"
+    report = run(implementations=["own"], causal=[False, True], sequence_lengths=[48, 64], device="cpu")
+    keys = {row["case_key"] for row in report.rows}
+    assert len(keys) == 4
+    assert keys == report.verdicts.keys() == report.titles.keys()
+    for verdict in report.verdicts.values():
+        assert [check["name"] for check in verdict["checks"]] == [
+            "measured", "recompiles", "variation", "drift", "steady", "host_bound", "ceiling", "host_load",
+        ]  # fmt: skip
+        assert verdict["checks"][3]["detail"].count("too few to judge") == 3, "it tells of every pass"
     assert report.verdict == {}, "cases have verdicts, and the unit has nothing else"
 
 
@@ -189,29 +182,16 @@ def test_a_call_that_returns_before_its_work_is_done_is_invalid(run, monkeypatch
     assert report.check("ceiling", implementation="own")["ok"]
 
 
-def test_forward_only_keeps_no_gradients(run) -> None:
-    report = run(mode="forward", implementations=["forward_only", "own"])
-    assert {row["phase"] for row in report.rows} == {"forward", None}
-    cell = report.cell(implementation="forward_only")
-    assert cell["forward_ms", "forward"]["outcome"] == "ok"
-    assert cell["tflops", None]["median"] == cell["tflops", "forward"]["median"], "the whole work is the forward pass"
-    assert not {("gradient_error", None), ("memory_before_backward_mib", None)} & set(cell)
-
-
 def test_an_implementation_without_backward_is_timed_forward(run) -> None:
     cell = run(implementations=["forward_only"], device="cpu").cell()
-    measured = {name for name, row in cell.items() if row["outcome"] == "ok"}
-    assert measured == {("forward_ms", "forward"), ("tflops", "forward"), ("output_error", None)}
+    measured = {("forward_ms", "forward"), ("tflops", "forward"), ("output_error", None)}
+    assert {name for name, row in cell.items() if row["outcome"] == "ok"} == measured
     unsupported = {name for name, row in cell.items() if row["outcome"] == "unsupported"}
-    assert unsupported >= {
-        ("tflops", None),
-        ("tflops", "backward"),
-        ("peak_memory_mib", None),
-        ("gradient_error", None),
-    }
-    assert {row["outcome"] for (_, phase), row in cell.items() if phase in {"backward", "forward_backward"}} == {
-        "unsupported"
-    }
+    assert unsupported >= {("tflops", None), ("peak_memory_mib", None), ("gradient_error", None)}
+    assert unsupported >= {name for name in cell if name[1] in {"backward", "forward_backward"}}
+    cell = run(mode="forward", implementations=["forward_only"]).cell()
+    assert {phase for _, phase in cell} == {"forward", None}
+    assert cell["tflops", None]["median"] == cell["tflops", "forward"]["median"], "the whole work is the forward pass"
 
 
 @pytest.mark.parametrize(
@@ -438,25 +418,6 @@ def test_a_job_that_names_what_is_not_known_is_unsupported(run) -> None:
     for others in ([], ["own"]):
         with pytest.raises(Unsupported, match=r"unknown attention implementation 'no_such'; known are .*own"):
             run(implementations=[*others, "no_such"])
-
-
-@pytest.mark.skipif("cpu_flash" not in ATTENTION.names(), reason="the C++ family is not registered")
-def test_the_cpu_family_takes_block_sizes(run) -> None:
-    names = ["cpu_naive", "cpu_blocked", "cpu_fused", "cpu_flash"]
-    fields = {"batch_size": 1, "num_heads": 4, "head_dims": [32], "sequence_lengths": [256], "device": "cpu"}
-    steps = {"warmup_steps": 0, "measure_steps": 1, "causal": [False]}
-    report = run(implementations=names, mode="forward", br=[16, 64], bc=[32], **fields, **steps)
-
-    def mib(metric: str, **coordinates: Any) -> float:
-        return float(report.cell(**coordinates)[metric, None]["median"])
-
-    for block in (16, 64):
-        assert mib("intermediates_mib", implementation="cpu_blocked", br=block) == 0.375
-    assert mib("intermediates_mib", implementation="cpu_naive") == 0.375
-    assert mib("working_memory_mib", implementation="cpu_fused") == torch.get_num_threads() / 1024
-    small, large = (mib("working_memory_mib", implementation="cpu_flash", br=block, bc=32) for block in (16, 64))
-    assert small < large < 1
-    assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
 
 
 def test_threads_are_a_coordinate_and_change_what_computes(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,15 +87,6 @@ def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
     assert row[-2] == pytest.approx(60.0)
 
 
-def test_a_measured_cause_comes_before_a_ceiling_of_about_its_size() -> None:
-    once = result("no_input", "inconclusive", 0.92, cause="input", removes=True, low=None, high=None)
-    sure = result("no_input", "better", 0.92, cause="input", removes=True)
-    times = {"synchronisation": 11.0, "input": 8.0, "kernels": 81.0}
-    assert ranked([sure], **times) == ["input", "synchronisation", "kernels"]
-    assert ranked([once], **times) == ["input", "synchronisation", "kernels"]
-    assert ranked([sure], **{**times, "synchronisation": 13.0})[0] == "synchronisation"
-
-
 def test_one_process_on_a_busy_host_measures_no_bound_and_no_gain() -> None:
     """One of the processes that measured the step as it is took three times as long as the others."""
     known = {"change": "no_optimizer", "cause": "optimizer", "how": "", "removes": True}

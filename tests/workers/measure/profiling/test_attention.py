@@ -1,8 +1,6 @@
 import pytest
 
-from workers.measure.ceilings import Ceiling, Rate
-from workers.measure.profiling.attention import Part, Roofline, roofline
-from workers.model.accounting import Cost
+from workers.measure.profiling.attention import Roofline
 
 
 def test_the_side_of_the_roofline() -> None:
@@ -11,19 +9,3 @@ def test_the_side_of_the_roofline() -> None:
     assert (line.side(12.4), line.side(12.6)) == ("memory-bound", "compute-bound")
     assert line.limit_tflops(1.0) == pytest.approx(4.0)
     assert line.limit_tflops(100.0) == pytest.approx(50.0)
-
-
-def test_the_roofline_is_of_the_precision() -> None:
-    rate = Rate(50.0, "2026-01-01T00:00:00Z")
-    ceiling = Ceiling("GPU", {"fp32": rate}, Rate(4000.0, "2026-01-01T00:00:00Z"))
-    assert roofline(ceiling, "fp32") == Roofline(50.0, 4000.0)
-    for known, words in ((ceiling, "in bf16"), (None, "in bf16"), (Ceiling("GPU", {"bf16": rate}), "copies")):
-        reason = roofline(known, "bf16")
-        assert isinstance(reason, str)
-        assert words in reason
-
-
-def test_without_cost_or_time_rates_are_unknown() -> None:
-    assert Part("scores", "forward", 2.0, 1.0, None).tflops is None
-    assert Part("scores", "forward", 2.0, 1.0, None).intensity is None
-    assert Part("scores", "forward", 0.0, 0.0, Cost(1, 1)).gb_per_s is None

@@ -98,26 +98,6 @@ def test_the_last_operator_that_tells_a_number_made_the_node() -> None:
     assert operators["aten::bmm", "backward"].ranges == ("values",)
 
 
-def test_a_range_in_the_backward_pass_comes_first() -> None:
-    """A recomputed layer runs inside the node of another one."""
-    events = [
-        host("step_1", "range", 0, 1000),
-        host("forward", "range", 0, 400),
-        host("layers.1", "range", 10, 50),
-        host("aten::add", "operator", 20, 30, id=1, sequence=3),
-        host("backward", "range", 400, 900),
-        host(NODE + "AddBackward0", "backward", 500, 800, id=2, sequence=3, forward_thread=1),
-        host("layers.0", "range", 510, 600),
-        host("aten::mm", "operator", 520, 530, id=3, sequence=9),
-        host("aten::add", "operator", 700, 710, id=4),
-    ]
-    operators = Attribution(recording(events), PHASES, on_gpu=False).work
-    assert {(one.name, one.ranges) for one in operators if one.phase == "backward" and one.name.startswith("aten")} == {
-        ("aten::mm", ("layers.0",)),
-        ("aten::add", ("layers.1",)),
-    }
-
-
 class Chain(nn.Module):
     """One matrix product per layer, each followed by an operation that needs its result in the backward pass."""
 

@@ -1,8 +1,6 @@
 """When a rank computes and when it communicates."""
 
-import json
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,23 +50,6 @@ def test_operations_of_gloo_are_those_that_its_threads_end() -> None:
 
     events = [event("gloo:all_reduce", is_async=True), event("gloo:all_reduce", is_async=False)]
     assert list(gloo_spans([*events, event("aten::mm", is_async=True)])) == [("gloo:all_reduce", (5, 7))]
-
-
-def test_steps_are_recorded_with_their_operators(tmp_path: Path) -> None:
-    def work() -> None:
-        with record_ranges():
-            for number in range(2):
-                with named(f"step_{number + 1}"):
-                    torch.ones(64, 64) @ torch.ones(64, 64)
-
-    recorded = record_overlap(work, ["step_1", "step_2"], on_gpu=False)
-    for step in recorded.steps:
-        assert 0 < total_ms(step.compute) <= 1e-6 * step.length_ns
-        assert step.communication == step.exposed == []
-    recorded.save(tmp_path / "trace.json")
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    with pytest.raises(RuntimeError, match="the profiler did not see step_3"):
-        record_overlap(work, ["step_1", "step_3"], on_gpu=False)
 
 
 def test_what_a_hook_waits_for_is_no_computation() -> None:
