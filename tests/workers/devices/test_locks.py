@@ -9,8 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -76,19 +74,6 @@ def test_gpu_jobs_share_a_host_and_no_gpu(folder: Path, held: list[HeldDevices])
     held[1].release()
     held.append(second.take_free())
     assert (held[2].alone, held[2].gpus) == (True, GPUS)
-
-
-def test_a_process_that_inherited_a_lock_holds_it(folder: Path, held: list[HeldDevices]) -> None:
-    locks = DeviceLocks(CPU_HOST, folder)
-    free = locks.take_free()
-    command = [sys.executable, "-c", "input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=free.descriptors) as keeper:
-        free.release()
-        assert free.descriptors == []
-        assert locks.take_free() == HeldDevices()
-        keeper.communicate(b"\n")
-    held.append(locks.take_free())
-    assert held[0].alone
 
 
 def test_a_cleaned_temporary_folder_stops_nobody(folder: Path, held: list[HeldDevices]) -> None:

@@ -100,19 +100,6 @@ def test_running_out_of_memory_names_phase_and_step() -> None:
         time_steps(phases, HostClock(), warmup_steps=1, measure_steps=5)
 
 
-def test_running_out_of_memory_while_the_next_batch_is_made() -> None:
-    batches = iter([None, None])
-
-    def prepare() -> None:
-        try:
-            next(batches)
-        except StopIteration:
-            raise torch.OutOfMemoryError("CUDA out of memory.") from None
-
-    with pytest.raises(OutOfMemory, match="in preparation of step 3"):
-        time_steps({"x": lambda: None}, HostClock(), prepare=prepare, warmup_steps=1, measure_steps=5)
-
-
 class RecordingMarks(HostMarks):
     """Marks whose calls are recorded among those of the steps. Step n of each loop takes n ms."""
 

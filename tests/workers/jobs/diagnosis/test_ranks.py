@@ -12,7 +12,7 @@ from workers.changes._base import Look, Shared
 from workers.jobs.ddp.stragglers import COLUMNS, Lateness
 from workers.jobs.ddp.timelines import WAITING, Ranks
 from workers.jobs.diagnosis.look import candidates
-from workers.jobs.diagnosis.ranks import lost_by, skew
+from workers.jobs.diagnosis.ranks import lost_by
 
 CODE = {"sha256": "0" * 64, "function": "make_step", "file": "train.py"}
 ALL_REDUCE = "all_reduce before optimizer (1 a step, up to 25 MB)"
@@ -56,16 +56,6 @@ def test_a_clock_that_is_ahead_is_no_lateness() -> None:
     assert found.residual_ms == 1
     assert found.early_ms == [[0, 0]]
     assert Lateness(found).late == []
-
-
-def test_waiting_in_several_collectives_at_once_counts_once() -> None:
-    """gloo's operations all wait from when they were issued."""
-    step = seen(10, 32), seen(30, 32, host=20)
-    for one, begin in zip(step, (12, 30), strict=True):
-        one["collectives"].append(["all_reduce", begin, 33, "backward"])
-    found = ranks(*step)
-    assert Lateness(found).mean_ms(1) == pytest.approx(20, abs=1.01)
-    assert (found.ahead_ms, found.residual_ms) == ([0, 0], 0)
 
 
 @pytest.mark.parametrize(
@@ -163,25 +153,6 @@ ALONE = [12.0] * 8
 def test_what_the_step_is_lost_to(profiled, step_ms, exposed_ms, alone, lost) -> None:
     found = {of: ms for of, ms in lost_by(profiled, step_ms, exposed_ms, alone).items() if ms}
     assert found == pytest.approx(lost)
-
-
-def test_a_slow_node_of_two_ranks_is_late_and_takes_no_turns() -> None:
-    of_ranks = ranks(seen(10, 32), seen(10, 32), seen(30, 32, host=20.0), seen(30, 32, host=20.0))
-    alone = [[10.0] * 8, [10.0] * 8, [30.0] * 8, [30.0] * 8]
-    assert skew(alone) == ({2: 20.0, 3: 20.0}, 0.0)
-    lost = {of: ms for of, ms in lost_by(of_ranks, 32.0, 2.0, alone).items() if ms}
-    assert lost == pytest.approx(
-        {
-            ("host", OF_RANK_1.replace("rank 1", "rank 2")): 20,
-            ("kernels", "matmul"): 10,
-            ("communication", ALL_REDUCE): 2,
-        }
-    )
-    # Of a node with the lower ranks the others are still those that are not late.
-    of_ranks = ranks(seen(30, 32, host=20.0), seen(30, 32, host=20.0), seen(10, 32), seen(10, 32))
-    lost = {of: ms for of, ms in lost_by(of_ranks, 32.0, 2.0, alone[::-1]).items() if ms}
-    assert lost["kernels", "matmul"] == pytest.approx(10)
-    assert skew([[10.0] * 8, *[[30.0] * 8] * 3]) == ({}, 0.0), "one has less work"
 
 
 def test_without_the_step_that_moves_nothing_the_profile_tells() -> None:
