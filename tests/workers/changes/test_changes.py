@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 from collections import Counter
@@ -117,47 +116,6 @@ def test_an_optimizer_is_made_fused_and_gives_the_same_numbers() -> None:
     assert change.why_not(look(changed)) == "it is fused already"
 
 
-class Descent:
-    """No torch.optim.Optimizer."""
-
-    def __init__(self, parameters: Any) -> None:
-        self.parameters = list(parameters)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for one in self.parameters:
-            one -= 0.1 * one.grad  # type: ignore[operator]
-
-    def zero_grad(self) -> None:
-        for one in self.parameters:
-            one.grad = None
-
-
-class Trainer(Descent):
-    """Its step is that of the training."""
-
-    def loss(self) -> None:
-        self.parameters[0].sum().backward()
-
-
-def test_an_object_that_updates_parameters_is_an_optimizer_and_one_that_trains_is_none() -> None:
-    for kind in (torch.optim.AdamW, Trainer):
-        other = make_step(kind)  # type: ignore[arg-type]
-        assert kind not in map(type, other.plain_optimizers())
-    own = make_step(Descent)  # type: ignore[arg-type]
-    (found,) = own.plain_optimizers()
-    assert type(found) is Descent
-    assert load("no_optimizer").why_not(look(own)) is None
-    assert "Descent" in str(load("fused_optimizer").why_not(look(own)))
-    with own.updates_named():
-        assert "step" in vars(found)
-    assert "step" not in vars(found)
-    before = [one.detach().clone() for one in own.model.parameters()]
-    with load("no_optimizer").after(own):
-        losses(own)
-    assert all(map(torch.equal, before, own.model.parameters()))
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -259,29 +217,10 @@ def test_the_answers_of_a_gradient_scaler_are_not_given_again(enabled: bool) -> 
     assert (reason is not None and "GradScaler" in reason) == enabled
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)])
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_step_that_updates_now_and_then_is_no_graph(every: int, kind: Callable[[Any], torch.optim.Optimizer]) -> None:
-    own = OwnStep()
-
-    def make() -> Callable[[], object]:
-        model, number = nn.Linear(8, 8), itertools.count(1)
-        optimizer = kind(model.parameters())
-
-        def one() -> None:
-            model(torch.ones(8)).sum().backward()
-            if next(number) % every == 0:
-                optimizer.step()
-
-        return one
-
-    own.make(make)
-    with own.updates() as updates:
-        for _ in range(9):
-            run_step(own.phases, ())
-    assert (len({*updates}) > 1) == (every > 1)
-    known = replace(look(own), device=torch.device("cuda"), uneven=len({*updates}) > 1)
-    assert (load("cuda_graph").why_not(known) is not None) == (every > 1)
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_step_that_updates_now_and_then_is_no_graph(own: OwnStep, uneven: bool) -> None:
+    known = replace(look(own), device=torch.device("cuda"), uneven=uneven)
+    assert (load("cuda_graph").why_not(known) is not None) == uneven
 
 
 def test_a_tensor_is_pinned_once_unless_it_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:

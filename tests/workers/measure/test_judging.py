@@ -10,8 +10,7 @@ from torch import Tensor
 from kernels.device_events import reset_peaks
 from kernels.tolerance import fixed_limits
 from workers.measure.judging import Draw, Expected, Reference, checksum, judge, judge_results
-from workers.measure.operations import Operation, time_passes
-from workers.measure.stopwatch import HostStopwatch
+from workers.measure.operations import Operation
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -117,37 +116,6 @@ def test_results_of_a_timed_call(rng: random.Random) -> None:
         judge_results(None, (gradients[0], None), reference, reference.timed).wrong
         == "the gradient of input 1 is missing"
     )
-
-
-def test_what_is_kept_of_the_call_before_is_wrong_in_a_timed_call(rng: random.Random) -> None:
-    """It computes in every other call, and so in one of two that follow each other."""
-    reference = make_reference(rng)
-    (others,) = reference.checked
-    outs: list[Tensor] = []
-
-    def keeps(a: Tensor, b: Tensor) -> Tensor:
-        outs.append(product(a, b) if len(outs) % 2 == 0 else outs[-1].view_as(outs[-1]))
-        return outs[-1]
-
-    for function, wrong in ((keeps, True), (product, False)):
-        found: list[str | None] = []
-
-        def examine(out: Tensor | None, gradients: Any, found: list[str | None] = found) -> None:
-            found.append(judge_results(out, gradients, reference, others).wrong)
-
-        operation = Operation(function, reference.inputs, None)
-        time_passes(
-            operation,
-            HostStopwatch(),
-            ["forward"],
-            examine=examine,
-            holding=lambda: reference.holding(others),
-            warmup=1,
-            calls=2,
-        )
-        assert len(found) == 2
-        assert any(found) is wrong
-        assert reference.changed() == []
 
 
 @pytest.mark.gpu

@@ -1,6 +1,5 @@
 """The answer of a diagnosis: its lines, in the form and the order in which a terminal shows them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +271,6 @@ def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_p
     refused = result("loader_prefetch", "refused", cause="input", reason="it has no worker processes")
     rows = conclude._causes(seen, [bound, slower, refused], 6.0)
     assert [row[1] for row in rows] == ["input", "kernels"]
-    assert sum(row[3] for row in rows) == pytest.approx(6.0)
     assert rows[0][2] == (
         "train.py:25-27 Signals.__getitem__ (28.3 % here; line 27: 32768 times a step; "
         "18.3 % in train.py:22-29 Signals.__getitem__)"
@@ -280,9 +278,5 @@ def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_p
     lines = conclude.answer("step 6 ms", rows, [bound, slower, refused], NOTHING)
     said = " ".join(map(str.strip, lines))
     assert "no loader_prefetch: it has no worker processes" in said, "one process says nothing of the other change"
-    advised = replace(refused, reason="it has no worker processes: loader_workers adds them")
-    lines = conclude.answer("step 6 ms", rows, [bound, slower, advised], NOTHING)
-    assert "adds them" not in " ".join(lines), "it was tried, and brought nothing"
-    assert said.count("loader_workers") == 1, "only as not certain"
     apart = conclude._causes(seen, [], 6.0)
     assert [row[1] for row in apart] == ["input", "input", "kernels"], "without a bound each has its own ceiling"

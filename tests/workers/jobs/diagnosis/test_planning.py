@@ -45,7 +45,6 @@ class Played:
         returned: dict[str, dict[str, float | None]] | None = None,
         fields: dict[str, dict[str, Any]] | None = None,
         ranks: bool = False,
-        warmup_steps: int | None = 3,
         ways: dict[str, str] | None = None,
         reason: str = "it failed",
         looked_ms: float = STEP_MS[""],
@@ -53,22 +52,14 @@ class Played:
     ) -> None:
         spec = DiagnosisSpec.example().model_copy(update={"budget_s": budget_s, "seed": 3})
         if ranks:
-            step = KINDS["ddp"].example().model_copy(update={"warmup_steps": warmup_steps})
-            spec = spec.model_copy(update={"step": step})
+            spec = spec.model_copy(update={"step": KINDS["ddp"].example()})
         self.units: list[Unit] = []
         self.seconds: list[float] = []
         turns: list[dict[str, Any]] = []
+        known = {"unit_index": 0, "cause": "optimizer", "why_not": None, "how": "do it"}
         candidates = [
-            {
-                "unit_index": 0,
-                "change": name,
-                "cause": "optimizer",
-                "why_not": None,
-                "removes": name in REMOVES,
-                "how": f"do {name}",
-                "fields": json.dumps((fields or {}).get(name, {})),
-                "way": (ways or {}).get(name),
-            }
+            {**known, "change": name, "removes": name in REMOVES, "way": (ways or {}).get(name)}
+            | {"fields": json.dumps((fields or {}).get(name, {}))}
             for name in STEP_MS
             if name
         ]
@@ -85,13 +76,8 @@ class Played:
                     continue
                 for side in unit.params.get("rounds", [{"changes": changes}]):
                     changes = side["changes"]
-                    row = {
-                        "stage": stage,
-                        "changes": ",".join(changes),
-                        "device": "cpu",
-                        "device_key": "1x cpu",
-                        "unit_index": len(self.units) - 1,
-                    }
+                    row = {"stage": stage, "changes": ",".join(changes), "unit_index": len(self.units) - 1}
+                    row |= {"device": "cpu", "device_key": "1x cpu"}
                     time = looked_ms if stage == "look" else step_ms(changes)
                     time = of_stage(stage, changes) or time
                     good = {"step_ms": time, "samples": 10, "outcome": "ok", "reason": None}

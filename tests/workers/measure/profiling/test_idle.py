@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kernels.ranges import record_ranges
-from workers.measure.profiling import tables
 from workers.measure.profiling.attribution import Attribution, Interval
 from workers.measure.profiling.idle import (
     COLLECTS,
@@ -19,7 +18,6 @@ from workers.measure.profiling.idle import (
     collections_named,
     host_reads,
     in_a_row,
-    of_steps,
     stretches,
     sums,
     synchronisations,
@@ -200,31 +198,6 @@ def test_a_profiler_lengthens_gaps_and_no_work() -> None:
     assert unprofiled({RUNNING: 50.0, "input": 4.0}, 60.0) == {RUNNING: 50.0, "input": 10.0}
     assert unprofiled({RUNNING: 50.0}, 60.0) == {RUNNING: 50.0}
     assert unprofiled(profiled, 60.0)["launches"] == 0, "steps vary"
-
-
-def test_the_table_of_a_profile_has_each_class_in_an_unprofiled_step_and_its_largest_gap(made: Made) -> None:
-    for begin in (0, 1000):
-        made.on_host("aten::linear", begin, begin + 60)
-        made.on_host("aten::addmm", begin + 10, begin + 50)
-        made.launch(begin + 40, begin + 50, begin + 250, "sgemm")
-        made.on_host("cudaStreamSynchronize", begin + 60, begin + 251, "launch")
-        made.on_host("aten::add", begin + 280, begin + 320)
-        made.launch(begin + 300, begin + 302, begin + 400)
-    steps = [Interval(f"step_{at}", at, begin * US, (begin + 400) * US) for at, begin in ((1, 0), (2, 1000))]
-    found, times = of_steps(made.recording, steps, 0.350)
-    rows = [dict(zip([column.name for column in tables.WAITS], row, strict=True))
-            for row in tables.wait_rows(found, times, made.recording.host)]  # fmt: skip
-    by_class = {row["class"]: row for row in rows}
-    assert list(by_class) == [RUNNING, "launches", "synchronisation"]
-    assert by_class[RUNNING]["total_ms"] == pytest.approx(0.298), "a profiler lengthens gaps alone"
-    assert sum(row["total_ms"] for row in rows) == pytest.approx(0.350)
-    made.on_host("aten::sort", 410, 790)
-    found, times = of_steps(made.recording, [Interval("step_1", 1, 0, 1000 * US)], 1.0)
-    rows = tables.wait_rows(found, times, made.recording.host)
-    assert {row[4] for row in rows if row[0] == "host"} == {"aten::sort"}
-    gap = by_class["synchronisation"]
-    assert (gap["largest_ms"], gap["operator"], gap["kernel"]) == (pytest.approx(0.049), None, "add_kernel")
-    assert (by_class["launches"]["operator"], by_class["launches"]["kernel"]) == ("aten::linear", "sgemm")
 
 
 def test_runs_of_the_garbage_collector_are_timed_and_named_for_the_profiler() -> None:

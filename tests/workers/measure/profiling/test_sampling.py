@@ -1,14 +1,12 @@
 """The sampler: what it says of threads beside the step's."""
 
-import itertools
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 
 import pytest
 
-from workers.measure.profiling import sampling, stacks
+from workers.measure.profiling import stacks
 from workers.measure.profiling.sampling import Sample, Sampler, Samples
 from workers.measure.timing import run_step
 
@@ -83,27 +81,3 @@ def test_the_margin_is_of_the_samples_that_there_were() -> None:
     margin = few.margin(0.1)
     assert margin > 0.2
     assert Samples().margin(0.1) is None
-
-
-def test_a_threads_stack_is_read_from_the_inside_out_and_one_that_has_ended_has_none() -> None:
-    begun, ended = threading.Event(), threading.Event()
-
-    def wait(depth: int) -> None:
-        if depth:
-            wait(depth - 1)
-        else:
-            begun.set()
-            ended.wait()
-
-    thread = threading.Thread(target=wait, args=(sampling.MAX_DEPTH + 9,))
-    thread.start()
-    try:
-        assert begun.wait(10)
-        stack = sampling._stack(thread.ident or 0)
-        walked = [frame for frame, _ in itertools.islice(traceback.walk_stack(stack[0]), len(stack))]
-        assert walked == stack
-        assert len(stack) == sampling.MAX_DEPTH + 1
-    finally:
-        ended.set()
-        thread.join()
-    assert sampling._stack(thread.ident or 0) == []
