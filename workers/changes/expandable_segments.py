@@ -5,14 +5,14 @@ from contextlib import contextmanager
 
 import torch
 
-from workers.changes._base import Change, Look, own_gpu_only
+from workers.changes._base import Change, Elsewhere, Look, own_gpu_only
 
 OPTION = "expandable_segments"
 
 
 def _why_not(look: Look) -> str | None:
     asks = look.names["cudaMalloc"] + look.names["cudaFree"]
-    return own_gpu_only(look) or (None if asks else "the step asks the driver for no memory")
+    return own_gpu_only(look) or (None if asks else Elsewhere("the step asks the driver for no memory"))
 
 
 @contextmanager

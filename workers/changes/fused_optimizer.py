@@ -1,6 +1,6 @@
 """One kernel, or one loop in C++, for all parameters of an optimizer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -22,15 +22,17 @@ def _why_not(look: Look) -> str | None:
         return OPTIMIZER_ANEW
     plain = [one for one in look.own.optimizers if type(one).__module__.startswith("torch.optim")]
     takes = [one for one in plain if type(one).__name__ in FUSED]
-    if not takes:
-        if written := [*(one for one in look.own.optimizers if one not in plain), *look.own.plain_optimizers()]:
-            names = ", ".join(sorted({type(one).__name__ for one in written}))
-            return f"{names} is your own class: one of torch.optim with fused=True may replace it"
-        names = ", ".join(sorted({type(one).__name__ for one in plain})) or "none"
-        return f"torch has no fused form of its optimizers ({names})"
-    if all(one.defaults.get("fused") for one in takes):
+    if not all(one.defaults.get("fused") for one in takes):
+        return None
+    if written := [*(one for one in look.own.optimizers if one not in plain), *look.own.plain_optimizers()]:
+        return f"{_names(written)} is your own class: one of torch.optim with fused=True may replace it"
+    if takes and len(takes) == len(plain):
         return Done("it is fused already")
-    return None
+    return f"torch has no fused form of its optimizers ({_names(one for one in plain if one not in takes) or 'none'})"
+
+
+def _names(optimizers: Iterable[Any]) -> str:
+    return ", ".join(sorted({type(one).__name__ for one in optimizers}))
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import torch
 from workers.changes._base import Change, Look, own_gpu_only, replaced
 from workers.measure.own_step import OwnStep
 
-ASKING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__")
-"""Methods of a tensor that wait for its numbers."""
+ASKING = ("item", "tolist", "cpu", "to", "__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__")
+"""Methods of a tensor that wait for its numbers; `to` if it copies to the CPU."""
 FIRST = 2
 """Steps that ask; a first one may differ from all later ones."""
 
@@ -46,7 +46,7 @@ class _Answers:
         """Return the method that gives an answer again."""
 
         def ask(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if not self._inside or not tensor.is_cuda:
+            if not self._inside or not tensor.is_cuda or (name == "to" and not _to_host(*arguments, **options)):
                 return plain(tensor, *arguments, **options)
             if self._steps > FIRST:
                 at, self._at = self._at, self._at + 1
@@ -63,6 +63,19 @@ class _Answers:
 
         return ask
 
+    def waiting(self, plain: Callable[..., None]) -> Callable[..., None]:
+        """Return the function that waits for the device no more."""
+
+        def wait(*arguments: Any, **options: Any) -> None:
+            if not self._inside or self._steps <= FIRST:
+                plain(*arguments, **options)
+
+        return wait
+
+
+def _to_host(device: Any = None, *_others: Any, **_options: Any) -> bool:
+    return isinstance(device, str | torch.device) and torch.device(device).type == "cpu"
+
 
 @contextmanager
 def _answered(step: OwnStep) -> Iterator[None]:
@@ -70,13 +83,15 @@ def _answered(step: OwnStep) -> Iterator[None]:
     with ExitStack() as undo:
         for name in ASKING:
             undo.enter_context(replaced(torch.Tensor, name, answers.instead(getattr(torch.Tensor, name), name)))
+        undo.enter_context(replaced(torch.cuda, "synchronize", answers.waiting(torch.cuda.synchronize)))
         undo.enter_context(step.inside(answers.step))
         yield
 
 
 CHANGE = Change(
     causes=("synchronisation",),
-    how="no .item(), .cpu(), .tolist(), print or if of a tensor on the GPU: what leaving them out can bring",
+    how="no .item(), .cpu(), .tolist(), print or if of a tensor on the GPU, no torch.cuda.synchronize(): what leaving "
+    "them out can bring",
     why_not=_why_not,
     after=_answered,
     removes=True,

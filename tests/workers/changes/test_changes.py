@@ -114,6 +114,14 @@ def test_an_optimizer_is_made_fused_and_gives_the_same_numbers() -> None:
     assert torch.optim.AdamW.__init__ is before
     assert losses(changed) == pytest.approx(plain, rel=1e-5)
     assert change.why_not(look(changed)) == "it is fused already"
+    own, one = OwnStep(), nn.Parameter(torch.ones(2))
+
+    def make() -> Callable[[], object]:
+        made = torch.optim.AdamW([one], fused=True), torch.optim.SparseAdam([one])
+        return lambda: made
+
+    own.make(make)
+    assert "no fused form of its optimizers (SparseAdam)" in str(change.why_not(look(own)))
 
 
 @pytest.mark.parametrize(
@@ -189,6 +197,9 @@ class Number:
         self.asked += 1
         return self.asked
 
+    def to(self, device: object) -> int:
+        return self.item()
+
 
 def test_answers_of_the_second_step_are_given_again() -> None:
     from workers.changes.no_synchronisation import _Answers
@@ -202,6 +213,14 @@ def test_answers_of_the_second_step_are_given_again() -> None:
     assert item(number) == 5, "outside of steps"
     with answers.step():
         assert [item(number) for _ in range(3)] == [3, 4, 6], "one more than before"
+    answers, waited = _Answers(), list[int]()
+    copy, wait = answers.instead(Number.to, "to"), answers.waiting(lambda: waited.append(1))
+    for _ in range(3):
+        with answers.step():
+            given.append([copy(number, "cpu"), copy(number, torch.float16)])
+            wait()
+    assert given[-3:] == [[7, 8], [9, 10], [9, 11]], "a copy to the CPU is one"
+    assert len(waited) == 2
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -55,7 +55,7 @@ from workers.measure.profiling.idle import (
 )
 from workers.measure.profiling.lines import Launched, LineTrace, Loop, OwnCode, Place, Stack, stack_of
 from workers.measure.profiling.products import Product
-from workers.measure.profiling.recording import AnotherProfiler, HostEvent, Profile, Recording
+from workers.measure.profiling.recording import FLOATS, AnotherProfiler, HostEvent, Profile, Recording
 from workers.measure.profiling.sampling import Samples
 from workers.measure.spans import merged
 from workers.measure.table import Column, Scalar
@@ -104,9 +104,15 @@ COMPUTES = ("nn/modules/", "autograd/__init__.py")
 """Files that a step of the optimizer runs only where it is given a closure."""
 NO_UPDATES = ("optim/lr_scheduler.py", "optim/swa_utils.py")
 """Files there that stand for none: a step without its optimizer has their work, too."""
+COMPILERS = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py")
+"""Files of torch in the stack of a compilation, which runs operators as it traces them, and in no compiled step's."""
+COMPILING, COMPILES = " (dynamo_timed)", "torch.compile compiles here"
+"""The end of the profiler's names of a compilation's parts, and the note on a line in which the traced step has one."""
 COLLECTED = "garbage collection"
 BETWEEN_NODES_NS = 100_000
 """Two nodes of a backward pass follow each other within this time."""
+DOUBLE = f"{FLOATS['double']}["
+"""In the shapes of an operator with an input in float64."""
 PRODUCT, SOFTMAX = "aten::bmm", "aten::_softmax"
 """Operators of attention that is written out."""
 OWN_RANKS = Elsewhere("a step of your own that runs on several ranks is not changed from outside")
@@ -346,6 +352,11 @@ class Places:
         return {(place.file, place.line) for place in places if place is not None}
 
     @functools.cached_property
+    def compiling(self) -> Set[Place | None]:
+        """The lines in which torch.compile compiled something in the traced step."""
+        return {self.at(one.begin_ns) for one in self.profile.recording.host if one.name.endswith(COMPILING)}
+
+    @functools.cached_property
     def mallocs(self) -> int:
         """How often the traced step asked the driver for memory, as after torch.cuda.empty_cache()."""
         return sum(one.name == "cudaMalloc" for one in self.profile.recording.host)
@@ -407,6 +418,8 @@ def _where(
             return [SMALL]
         if cause == "attention" and places.writes_attention(place):
             return [WRITTEN]
+        if cause in ("host", "launches") and place is not None and place in places.compiling:
+            return [COMPILES]
         return [WAITS] if cause in ("host", INPUT) and place in waiting and place is not None else []
 
     def key(cause: str, place: Place) -> tuple[str, str, str, Sequence[str], bool]:
@@ -525,6 +538,8 @@ def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: se
     """Return the cause that a stack itself tells; "" if it is the code's own work."""
     if phase in INPUT_PHASES:
         return INPUT
+    if any(file.startswith(f"{_torch_folder()}/{compiler}") for file, *_ in frames for compiler in COMPILERS):
+        return "host"
     own = any(file.startswith(f"{_torch_folder()}/{folder}") for file, *_ in frames for folder in COMPUTES)
     for file, function, _ in frames:
         if function in optimizers and not own:
@@ -728,6 +743,8 @@ def _running(
         cause = "kernels"
         if name == classes.OPTIMIZER or any(idle.UPDATES.match(one) for one in work.ranges):
             cause = OPTIMIZER
+        elif DOUBLE in work.shapes:
+            cause = "precision"
         elif name == classes.ATTENTION or places.writes_attention(place):
             cause = "attention"
         share = ms * work.time_ns / total

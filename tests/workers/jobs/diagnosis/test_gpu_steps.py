@@ -169,3 +169,13 @@ def test_a_whole_step_of_ours_that_is_a_cuda_graph_has_one_phase() -> None:
     assert busy_percent == pytest.approx(100 * 0.84 / 0.95)
     assert {cause for cause, _ in lost} == {"kernels", "launches"}
     assert gaps[0][2::2] == ["kernels", "train.py:2 step"], "the line that launches it"
+
+
+def test_kernels_of_operators_in_float64_are_told_as_such() -> None:
+    works = [host("aten::mul", at, at + 9, "operator", shapes=shapes) for at, shapes in ((20, "f64[8]"), (60, "[8]"))]
+    launches = [host("cudaLaunchKernel", at, at + 2) for at in (21, 61)]
+    events = sorted([STEP, host("graph", 10, 990, "range"), *works, *launches], key=lambda one: one.begin_ns)
+    recording = Recording(events, [kernel(21, 25, 500), kernel(61, 500, 900)])
+    lost, _, _ = on_gpu(recording, {1: 1, 15: 2, 55: 3}, 0.9, cuda_graph=True)
+    of = {cause: where[:15] for cause, where in lost if cause in ("precision", "kernels")}
+    assert of == {"precision": "train.py:2 step", "kernels": "train.py:3 step"}

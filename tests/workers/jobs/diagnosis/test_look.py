@@ -146,6 +146,9 @@ def make_step(device, slow):
             sum(range(500_000))
         if kept:
             gc.collect()
+        if slow == "compile":
+            torch._dynamo.reset()
+            torch.compile(model, backend="aot_eager")(x)
         if slow == "waits":
             sum(range(300_000))  # a line waits if it has less of the processor than others, of which it takes samples
             time.sleep(0.2)
@@ -196,6 +199,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("attention", "Attention.forward", None),
         ("collections", "make_step.step: garbage collection", "gc_freeze"),
         ("rare", "make_step.step (not in every step)", None),
+        ("compile", "make_step.step (torch.compile compiles here)", None),
     ],
 )
 def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, where, change, monkeypatch) -> None:
@@ -212,6 +216,7 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, wh
         "collections": "host",
         "waits": "host",
         "rare": "host",
+        "compile": "host",
         "plain": "optimizer",
         "gram": "precision",
         "backward": "precision",
