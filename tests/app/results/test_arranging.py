@@ -256,12 +256,11 @@ class TestBest:
         assert [cell.best for cell in table(database, best=True).column("step_ms")] == [False, False]
 
 
-class TestOrder:
-    def test_by_a_metric_and_a_coordinate(self, database: Database, measure: Measure, grid: list[int]) -> None:
-        measure(("step_ms", {"outcome": "oom"}), spec={"context_length": 512})
-        assert values(table(database, sort="step_ms"), "step_ms") == [5.0, 10.0, 15.0, 20.0, None]
-        assert values(table(database, sort="-step_ms"), "step_ms") == [20.0, 15.0, 10.0, 5.0, None], "unknown come last"
-        assert table(database, sort="-context_length").column("context_length") == [512, 256, 256, 128, 128]
+def test_by_a_metric_and_a_coordinate(database: Database, measure: Measure, grid: list[int]) -> None:
+    measure(("step_ms", {"outcome": "oom"}), spec={"context_length": 512})
+    assert values(table(database, sort="step_ms"), "step_ms") == [5.0, 10.0, 15.0, 20.0, None]
+    assert values(table(database, sort="-step_ms"), "step_ms") == [20.0, 15.0, 10.0, 5.0, None], "unknown come last"
+    assert table(database, sort="-context_length").column("context_length") == [512, 256, 256, 128, 128]
 
 
 @pytest.mark.parametrize(

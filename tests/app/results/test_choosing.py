@@ -83,9 +83,7 @@ class TestSweeps:
             ({}, ["model", "context_length"]),
         ],
     )
-    def test_a_swept_field_that_a_label_represents_is_a_column(
-        self, database, queue, shop, record, grid: dict[str, list[int]], shown: list[str]
-    ) -> None:
+    def test_a_swept_field_behind_a_label_is_a_column(self, database, queue, shop, record, grid, shown) -> None:
         jobs = [
             NewJob(BenchmarkSpec.model_validate({"model": {"size": "tiny", "num_layers": layers}}), point={"x": layers})
             for layers in (1, 2)

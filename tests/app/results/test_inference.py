@@ -111,9 +111,8 @@ def by_all_orders(baseline: Sequence[float], candidate: Sequence[float], blocks:
 class TestTurns:
     """Sides that took turns, in an order drawn in blocks."""
 
-    @staticmethod
     @pytest.mark.parametrize("digits", [9, 2], ids=["no ties", "ties"])
-    def test_the_p_value_is_that_of_all_orders_that_could_have_been_drawn(digits: int) -> None:
+    def test_the_p_value_is_that_of_all_orders_that_could_have_been_drawn(self, digits: int) -> None:
         rng = random.Random(4)
         for blocks in ([4, 4], [5, 4], [2, 3, 2]):
             level = [step * rng.choice((0, 0.1)) for step, size in enumerate(blocks) for _ in range(size)]
@@ -122,8 +121,7 @@ class TestTurns:
             assert inference.p_value(one, other, blocks) == pytest.approx(expected)
             assert inference.p_value(other, one, blocks) == pytest.approx(expected)
 
-    @staticmethod
-    def test_a_load_that_begins_hides_no_difference() -> None:
+    def test_a_load_that_begins_hides_no_difference(self) -> None:
         before, after = [1.00, 1.01, 0.99, 1.005], [1.30, 1.31, 1.29, 1.305]
         one, other = [*before, *after], [1.05 * value for value in (*before[::-1], *after[::-1])]
         assert estimate(one, other, [4, 4]).p_value == pytest.approx(2 / 70**2)
@@ -131,9 +129,8 @@ class TestTurns:
         assert finds(estimate(one, other, [4, 4]))
         assert not finds(estimate(one, other)), "the control: without the blocks the load hides it"
 
-    @staticmethod
     @pytest.mark.parametrize("processes", [8, 11, 20, 40])
-    def test_the_interval_holds_the_ratios_that_the_test_does_not_reject(processes: int) -> None:
+    def test_the_interval_holds_the_ratios_that_the_test_does_not_reject(self, processes: int) -> None:
         rng, blocks = random.Random(6), blocks_of_turns(processes)
         one, other = ([math.exp(rng.gauss(at / 20, 0.1)) for at in range(processes)] for _ in range(2))
         found = estimate(one, other, blocks)
@@ -147,8 +144,7 @@ class TestTurns:
         turned = estimate(other, one, blocks)
         assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
 
-    @staticmethod
-    def test_many_processes_have_the_p_value_of_the_normal_approximation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_processes_have_the_p_value_of_the_normal_approximation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rng, blocks = random.Random(8), blocks_of_turns(30)
         sides = [[round(rng.gauss(mean, 0.02), 2) for _ in range(30)] for mean in (1.0, 1.01)]
         exact = inference.p_value(*sides, blocks)
@@ -200,16 +196,14 @@ STEADY = [1.0, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.015]
 
 
 class TestAdjusted:
-    @staticmethod
-    def test_holm() -> None:
+    def test_holm(self) -> None:
         p_values = (0.01, 0.04, 0.03)
         tests = [Hypothesis(STEADY, [*STEADY[1:], 4.0 + number], p) for number, p in enumerate(p_values)]
         found, needed = adjusted(tests)
         assert found == pytest.approx([0.03, 0.06, 0.06])
         assert needed == pytest.approx(0.05 / 3)
 
-    @staticmethod
-    def test_a_metric_and_its_inverse_are_one_hypothesis() -> None:
+    def test_a_metric_and_its_inverse_are_one_hypothesis(self) -> None:
         times = ([1.0, 1.1, 0.9, 1.05], [1.2, 1.3, 1.25, 1.22])
         rates = tuple([512 / value for value in side] for side in times)
         shares = tuple([0.7 * value for value in side] for side in rates)

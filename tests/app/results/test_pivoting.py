@@ -267,21 +267,20 @@ class TestComparison:
         assert [cell.value for cell in sheet.column("step_ms")] == [1.0, 2.0]
 
 
-class TestMissing:
-    def test_reasons_come_with_the_table(self, database: Database, measure: Measure) -> None:
-        measure(
-            ("step_ms", {}),
-            ("mfu", {"outcome": "unknown", "reason": "no peak is known"}),
-            ("host_us", {"outcome": "unknown", "reason": "has no part in this table"}),
-            ("step_ms", {"outcome": "oom", "reason": "out of memory", "case": {"context_length": 9999}}),
-        )
-        assert table(database).missing == ["context_length=9999: oom: out of memory"], "nothing on columns not shown"
-        assert table(database, columns=["step_ms", "mfu"]).missing == [
-            "context_length=9999: oom: out of memory",
-            "mfu: unknown: no peak is known",
-        ]
-        asked = table(database, columns=["host_us"])
-        assert asked.missing == ["host_us: unknown: has no part in this table"]
+def test_reasons_come_with_the_table(database: Database, measure: Measure) -> None:
+    measure(
+        ("step_ms", {}),
+        ("mfu", {"outcome": "unknown", "reason": "no peak is known"}),
+        ("host_us", {"outcome": "unknown", "reason": "has no part in this table"}),
+        ("step_ms", {"outcome": "oom", "reason": "out of memory", "case": {"context_length": 9999}}),
+    )
+    assert table(database).missing == ["context_length=9999: oom: out of memory"], "nothing on columns not shown"
+    assert table(database, columns=["step_ms", "mfu"]).missing == [
+        "context_length=9999: oom: out of memory",
+        "mfu: unknown: no peak is known",
+    ]
+    asked = table(database, columns=["host_us"])
+    assert asked.missing == ["host_us: unknown: has no part in this table"]
 
 
 def test_every_row_of_json_and_csv_names_its_job(database: Database, measure: Measure) -> None:

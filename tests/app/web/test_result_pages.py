@@ -133,14 +133,13 @@ def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
     assert "the largest that fits, up to 512" in text
 
 
-class TestPlots:
-    def test_lines_and_a_heat_map_with_the_outcomes(self, filled: Any) -> None:
-        text = filled.http.get("/ui/plots?sweep=1").text
-        lines, heat = figures(text)
-        assert [trace["name"] for trace in lines["data"]] == ["fp32", "bf16", "suspect", "failed", "oom"]
-        assert lines["layout"]["yaxis"]["title"]["text"] == "Step (ms)"
-        assert heat["data"][0]["x"] == ["64", "128", "256"]
-        assert lines["data"][0]["customdata"][0][1] == "/ui/jobs/1"
+def test_lines_and_a_heat_map_with_the_outcomes(filled: Any) -> None:
+    text = filled.http.get("/ui/plots?sweep=1").text
+    lines, heat = figures(text)
+    assert [trace["name"] for trace in lines["data"]] == ["fp32", "bf16", "suspect", "failed", "oom"]
+    assert lines["layout"]["yaxis"]["title"]["text"] == "Step (ms)"
+    assert heat["data"][0]["x"] == ["64", "128", "256"]
+    assert lines["data"][0]["customdata"][0][1] == "/ui/jobs/1"
 
 
 class TestTables:

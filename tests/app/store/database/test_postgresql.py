@@ -161,51 +161,50 @@ class TestUpkeep:
             database.backup(tmp_path / "copy")
 
 
-class TestWatch:
-    def test_a_commit_is_noticed_when_others_can_see_it(self, database, postgres, monkeypatch) -> None:
-        """Its place in the log moves before: here a standby's answer is missing. The control looks at the log."""
-        monkeypatch.setattr(postgresql.Snapshots, "period_s", 0.0)
-        watch, name = database.watch(), str(database.backend.engine.url.database)
-        numbers = itertools.count()
+def test_a_commit_is_noticed_when_others_can_see_it(database, postgres, monkeypatch) -> None:
+    """Its place in the log moves before: here a standby's answer is missing. The control looks at the log."""
+    monkeypatch.setattr(postgresql.Snapshots, "period_s", 0.0)
+    watch, name = database.watch(), str(database.backend.engine.url.database)
+    numbers = itertools.count()
 
-        def position() -> Any:
-            return postgres.execute("SELECT pg_current_wal_insert_lsn()")
+    def position() -> Any:
+        return postgres.execute("SELECT pg_current_wal_insert_lsn()")
 
-        def waiting() -> list[Any]:
-            found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = "
-            return postgres.execute(f"{found} '{name}'")
+    def waiting() -> list[Any]:
+        found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = "
+        return postgres.execute(f"{found} '{name}'")
 
-        def waiting_commit() -> tuple[int, int, threading.Thread]:
-            """A commit that waits; the first ones do not, until the checkpointer has read the setting."""
-            for number in numbers:
-                inserted = f"SET synchronous_commit = on; INSERT INTO setting VALUES ('{number}', '1')"
-                thread = threading.Thread(target=postgres.execute, args=(inserted, name))
-                thread.start()
-                while thread.is_alive():
-                    if found := waiting():
-                        return number, found[0][0], thread
-            raise AssertionError
+    def waiting_commit() -> tuple[int, int, threading.Thread]:
+        """A commit that waits; the first ones do not, until the checkpointer has read the setting."""
+        for number in numbers:
+            inserted = f"SET synchronous_commit = on; INSERT INTO setting VALUES ('{number}', '1')"
+            thread = threading.Thread(target=postgres.execute, args=(inserted, name))
+            thread.start()
+            while thread.is_alive():
+                if found := waiting():
+                    return number, found[0][0], thread
+        raise AssertionError
 
-        postgres.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    postgres.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    postgres.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: postgres.execute("SHOW synchronous_standby_names") == [("nobody",)], what="the setting")
+    try:
+        for _ in range(5):
+            number, pid, thread = waiting_commit()
+            while watch.changed():
+                pass
+            logged = position()
+            assert str(number) not in names(database)
+            postgres.execute(f"SELECT pg_cancel_backend({pid})")  # it waits no longer
+            thread.join()
+            assert str(number) in names(database)
+            assert watch.changed()
+            if position() == logged:  # nothing else was logged meanwhile
+                return
+    finally:
+        postgres.execute("ALTER SYSTEM RESET synchronous_standby_names")
         postgres.execute("SELECT pg_reload_conf()")
-        wait_until(lambda: postgres.execute("SHOW synchronous_standby_names") == [("nobody",)], what="the setting")
-        try:
-            for _ in range(5):
-                number, pid, thread = waiting_commit()
-                while watch.changed():
-                    pass
-                logged = position()
-                assert str(number) not in names(database)
-                postgres.execute(f"SELECT pg_cancel_backend({pid})")  # it waits no longer
-                thread.join()
-                assert str(number) in names(database)
-                assert watch.changed()
-                if position() == logged:  # nothing else was logged meanwhile
-                    return
-        finally:
-            postgres.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            postgres.execute("SELECT pg_reload_conf()")
-        pytest.fail("the log is never quiet")
+    pytest.fail("the log is never quiet")
 
 
 class TestValues:

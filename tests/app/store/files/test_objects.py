@@ -299,9 +299,7 @@ class TestLease:
             files.put(trace, claim=claim)
         assert (trace.exists(), rows(database), bucket.names()) == (True, {}, set())
 
-    def test_who_loses_it_while_uploading_leaves_nothing_that_counts(
-        self, files: ObjectFiles, bucket: Bucket, trace: Path, queue: Queue, shop: Any, database: Database
-    ) -> None:
+    def test_who_loses_it_amid_an_upload_leaves_nothing(self, files, bucket, trace, queue, shop, database) -> None:
         claim, lose = shop.running_job(), iter([lambda: queue.recover(queue.running()[0])])
 
         def lost(line: bytes) -> None:

@@ -56,12 +56,11 @@ def everything(reading: Reading, job_id: int) -> tuple[Any, ...]:
     )
 
 
-class TestSubmit:
-    def test_ids_are_not_reused(self, shop: Any, queue: Queue, database: Database) -> None:
-        first = shop.submit()
-        queue.cancel(first)
-        delete_job(database, first)
-        assert shop.submit() > first
+def test_ids_are_not_reused(shop: Any, queue: Queue, database: Database) -> None:
+    first = shop.submit()
+    queue.cancel(first)
+    delete_job(database, first)
+    assert shop.submit() > first
 
 
 def points(*lengths: int, **options: Any) -> list[NewJob]:
