@@ -17,7 +17,6 @@ MAKER = "def make(device, width=8, *, depth=2):\n    return lambda: 1\n"
         (MAKER, None, None),
         ("def make(device, width):\n    return lambda: 1\n", [], "missing a required argument: 'width'"),
         ("def make(device, **others):\n    return lambda: 1\n", ["anything"], None),
-        ("def make(*everything):\n    return lambda: 1\n", [], None),
         ("def make():\n    return lambda: 1\n", [], "too many positional arguments"),
         ("def make(device, x, /):\n    return lambda: 1\n", ["x"], "'x'"),
         ("class make:\n    def __init__(self, device): ...\n", [], "make is a class whose objects cannot be called"),
@@ -45,7 +44,6 @@ def test_a_step_that_a_job_could_not_call(source: str, arguments: Sequence[str] 
         ("class make(Module):\n    def forward(self, x): ...\n", None),
         ("def make(sizes): ...\n", None),
         ("def make(device=None, *, rope_theta, **sizes): ...\n", None),
-        ("def make(*sizes, **others): ...\n", None),
         ("def make(width, depth): ...\n", None),
     ],
 )

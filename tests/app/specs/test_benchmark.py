@@ -5,7 +5,7 @@ import pytest
 from app.presets import MODEL_SIZES
 from app.specs._training import ModelSpec
 from app.specs.benchmark import BenchmarkSpec
-from tests.app.specs.refusals import assert_refused
+from tests.app.specs.refusals import refusals
 
 
 @pytest.mark.parametrize("size", MODEL_SIZES)
@@ -33,21 +33,17 @@ def test_masks_that_hide_nothing_are_no_part_of_the_case() -> None:
     assert key("generate") == key("generate", window=72) != key("generate", window=71)
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
-        ({"model": {"d_ff": 8}}, "d_model", "give size, or all of d_model"),
-        ({"mode": "generate", "top_k": 5}, "top_k", "set a temperature"),
-        ({"mode": "forward", "accumulation_steps": 2}, "accumulation_steps", "has no gradients to accumulate"),
-        ({"model": {"size": "small", "num_kv_heads": 5}}, "num_kv_heads", "must divide num_heads (12)"),
-        ({"model": {"size": "small", "document_lengths": [9]}}, "model/document_lengths", "and context_length is 256"),
-        (
-            {"model": {"size": "small", "document_lengths": [256]}, "mode": "generate"},
-            "model/document_lengths",
-            "a prompt is one document",
-        ),
-    ],
+test_invalid_fields_are_refused_with_their_path = refusals(
+    "benchmark",
+    ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
+    ({"model": {"d_ff": 8}}, "d_model", "give size, or all of d_model"),
+    ({"mode": "generate", "top_k": 5}, "top_k", "set a temperature"),
+    ({"mode": "forward", "accumulation_steps": 2}, "accumulation_steps", "has no gradients to accumulate"),
+    ({"model": {"size": "small", "num_kv_heads": 5}}, "num_kv_heads", "must divide num_heads (12)"),
+    ({"model": {"size": "small", "document_lengths": [9]}}, "model/document_lengths", "and context_length is 256"),
+    (
+        {"model": {"size": "small", "document_lengths": [256]}, "mode": "generate"},
+        "model/document_lengths",
+        "a prompt is one document",
+    ),
 )
-def test_invalid_fields_are_refused_with_their_path(fields, field, words) -> None:
-    assert_refused("benchmark", fields, field, words)

@@ -1,9 +1,7 @@
 """The spec of `collective`."""
 
-import pytest
-
 from app.specs.collective import CollectiveSpec
-from tests.app.specs.refusals import assert_refused
+from tests.app.specs.refusals import refusals
 
 
 def test_each_rank_of_nccl_needs_a_gpu() -> None:
@@ -23,14 +21,10 @@ def test_nodes_share_the_ranks_and_one_node_is_the_case_of_old() -> None:
     assert CollectiveSpec.added["nodes"] == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "pointer", "message"),
-    [
-        ({"backend": "nccl", "device": "cpu"}, "backend", "choose gloo, or device cuda"),
-        ({"backend": "gloo", "device": "cuda"}, "backend", "choose nccl, or device cpu"),
-        ({"world_size": 3, "nodes": 2}, "nodes", "3 ranks cannot be divided by 2"),
-        ({"size_mb": [1, 1.0]}, "size_mb", "1 is there twice"),
-    ],
+test_what_makes_no_sense_is_refused = refusals(
+    "collective",
+    ({"backend": "nccl", "device": "cpu"}, "backend", "choose gloo, or device cuda"),
+    ({"backend": "gloo", "device": "cuda"}, "backend", "choose nccl, or device cpu"),
+    ({"world_size": 3, "nodes": 2}, "nodes", "3 ranks cannot be divided by 2"),
+    ({"size_mb": [1, 1.0]}, "size_mb", "1 is there twice"),
 )
-def test_what_makes_no_sense_is_refused(fields, pointer, message) -> None:
-    assert_refused("collective", fields, pointer, message)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from app.specs import SpecBase, spec_adapter
 from app.specs.compare import CompareSpec
-from tests.app.specs.refusals import assert_refused
+from tests.app.specs.refusals import refusals
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64}
 GRID = {"kind": "attention", "implementations": ["eager", "tiled"], "sequence_lengths": [16, 32], "dtypes": ["fp32"]}
@@ -50,21 +50,19 @@ def test_a_cuda_graph_can_be_compared_with_none() -> None:
     assert compare({**graph, "cuda_graph": False}, graph).resources().device_type == "cuda"
 
 
-@pytest.mark.parametrize(
-    ("fields", "at", "message"),
-    [
-        ({"candidate": {**TINY, "replicates": 3}}, "candidate/replicates", "leave it out"),
-        ({"baseline": {**TINY, "replicates": 3}}, "baseline/replicates", "leave it out"),
-        ({"candidate": GRID}, "candidate/kind", "must be benchmark"),
-        (
-            {"baseline": {**TINY, "device": "cpu"}, "candidate": {**TINY, "device": "cuda"}},
-            "candidate",
-            "needs 1 × cuda, the baseline 1 × cpu",
-        ),
-    ],
+test_sides_that_do_not_go_together_are_refused = refusals(
+    "compare",
+    ({"candidate": {**TINY, "replicates": 3}}, "candidate/replicates", "leave it out"),
+    ({"baseline": {**TINY, "replicates": 3}}, "baseline/replicates", "leave it out"),
+    ({"candidate": GRID}, "candidate/kind", "must be benchmark"),
+    (
+        {"baseline": {**TINY, "device": "cpu"}, "candidate": {**TINY, "device": "cuda"}},
+        "candidate",
+        "needs 1 × cuda, the baseline 1 × cpu",
+    ),
+    baseline=TINY,
+    candidate=TINY,
 )
-def test_sides_that_do_not_go_together_are_refused(fields, at, message) -> None:
-    assert_refused("compare", {"baseline": TINY, "candidate": TINY, **fields}, at, message)
 
 
 @pytest.mark.parametrize("left_out", [["baseline"], ["candidate"], ["baseline", "candidate"]], ids=" and ".join)

@@ -7,7 +7,7 @@ import pytest
 
 from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
-from tests.app.specs.refusals import assert_refused
+from tests.app.specs.refusals import refusals
 
 FSDP = {"strategy": "fsdp"}
 CAST = {"precision": "bf16", "cast_before_communication": True}
@@ -18,32 +18,28 @@ def spec(**fields: Any) -> DdpSpec:
     return spec_adapter.validate_json(json.dumps({"kind": "ddp", **fields}))
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"cuda_graph": True}, "cuda_graph", "choose backend nccl"),
-        ({"cuda_graph": True, "backend": "nccl", "snapshot": True}, "snapshot", "or cuda_graph"),
-        ({"cuda_graph": True, "backend": "nccl", "precision": "fp16"}, "optimizer", "torch_fused_adamw"),
-        ({"backend": "nccl", "device": "cpu"}, "backend", "choose backend gloo"),
-        ({"backend": "gloo", "device": "cuda"}, "backend", "choose backend nccl"),
-        ({"backend": "gloo", "precision": "tf32"}, "precision", "or backend nccl"),
-        ({**FSDP, "sharded_optimizer": True}, "sharded_optimizer", "leave sharded_optimizer out"),
-        ({"strategy": "none", "sharded_optimizer": True}, "sharded_optimizer", "choose another strategy"),
-        ({"strategy": "torch_fsdp", "precision": "fp16"}, "precision", "choose bf16 or fsdp"),
-        ({**FSDP, "cast_before_communication": True}, "cast_before_communication", "choose precision bf16"),
-        ({**CAST, "strategy": "flat"}, "cast_before_communication", "choose fsdp"),
-        ({"snapshot": True}, "snapshot", "choose backend nccl"),
-        ({"fused": ["rope"]}, "fused", "choose backend nccl, or leave it out"),
-        ({"optimizer": "triton_adamw", "backend": "gloo"}, "optimizer", "choose adamw, or backend nccl"),
-        ({"reshard_after_forward": False}, "reshard_after_forward", "bucketed keeps parameters whole: choose fsdp"),
-        ({"prefetch": 2}, "prefetch", "bucketed has no such setting: choose fsdp"),
-        ({**FSDP, "compile": True, "compile_scope": "model"}, "compile_scope", "fsdp gathers block by block"),
-        ({"first_bucket_size_mb": 1}, "first_bucket_size_mb", "was removed"),
-        ({"gradients_as_views": False}, "gradients_as_views", "was removed"),
-    ],
+test_invalid_fields_are_refused_with_their_path = refusals(
+    "ddp",
+    ({"cuda_graph": True}, "cuda_graph", "choose backend nccl"),
+    ({"cuda_graph": True, "backend": "nccl", "snapshot": True}, "snapshot", "or cuda_graph"),
+    ({"cuda_graph": True, "backend": "nccl", "precision": "fp16"}, "optimizer", "torch_fused_adamw"),
+    ({"backend": "nccl", "device": "cpu"}, "backend", "choose backend gloo"),
+    ({"backend": "gloo", "device": "cuda"}, "backend", "choose backend nccl"),
+    ({"backend": "gloo", "precision": "tf32"}, "precision", "or backend nccl"),
+    ({**FSDP, "sharded_optimizer": True}, "sharded_optimizer", "leave sharded_optimizer out"),
+    ({"strategy": "none", "sharded_optimizer": True}, "sharded_optimizer", "choose another strategy"),
+    ({"strategy": "torch_fsdp", "precision": "fp16"}, "precision", "choose bf16 or fsdp"),
+    ({**FSDP, "cast_before_communication": True}, "cast_before_communication", "choose precision bf16"),
+    ({**CAST, "strategy": "flat"}, "cast_before_communication", "choose fsdp"),
+    ({"snapshot": True}, "snapshot", "choose backend nccl"),
+    ({"fused": ["rope"]}, "fused", "choose backend nccl, or leave it out"),
+    ({"optimizer": "triton_adamw", "backend": "gloo"}, "optimizer", "choose adamw, or backend nccl"),
+    ({"reshard_after_forward": False}, "reshard_after_forward", "bucketed keeps parameters whole: choose fsdp"),
+    ({"prefetch": 2}, "prefetch", "bucketed has no such setting: choose fsdp"),
+    ({**FSDP, "compile": True, "compile_scope": "model"}, "compile_scope", "fsdp gathers block by block"),
+    ({"first_bucket_size_mb": 1}, "first_bucket_size_mb", "was removed"),
+    ({"gradients_as_views": False}, "gradients_as_views", "was removed"),
 )
-def test_invalid_fields_are_refused_with_their_path(fields, field, words) -> None:
-    assert_refused("ddp", fields, field, words)
 
 
 def test_each_rank_needs_a_device() -> None:

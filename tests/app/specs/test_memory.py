@@ -1,23 +1,16 @@
-import pytest
-
 from app.specs.benchmark import OF_GENERATION, BenchmarkSpec
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
-from tests.app.specs.refusals import assert_refused
+from tests.app.specs.refusals import refusals
 
-
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"cuda_graph": True, "device": "cuda"}, "cuda_graph", "a replayed graph allocates nothing"),
-        ({"snapshot_steps": [10]}, "snapshot_steps", "at least 2"),
-        ({"snapshot_steps": [20, 10]}, "snapshot_steps", "the first one first"),
-        ({"snapshot_steps": [10, 10, 20]}, "snapshot_steps", "each step once"),
-        ({"snapshot_steps": [10, 13]}, "snapshot_steps", "at least 4 steps after the first"),
-        ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
-    ],
+test_invalid_fields_are_refused_with_their_path = refusals(
+    "memory",
+    ({"cuda_graph": True, "device": "cuda"}, "cuda_graph", "a replayed graph allocates nothing"),
+    ({"snapshot_steps": [10]}, "snapshot_steps", "at least 2"),
+    ({"snapshot_steps": [20, 10]}, "snapshot_steps", "the first one first"),
+    ({"snapshot_steps": [10, 10, 20]}, "snapshot_steps", "each step once"),
+    ({"snapshot_steps": [10, 13]}, "snapshot_steps", "at least 4 steps after the first"),
+    ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
 )
-def test_invalid_fields_are_refused_with_their_path(fields, field, words) -> None:
-    assert_refused("memory", fields, field, words)
 
 
 def test_it_has_the_fields_of_benchmark() -> None:

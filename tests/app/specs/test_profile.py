@@ -1,27 +1,21 @@
 import json
 
-import pytest
-
 from app.specs import spec_adapter
 from app.specs.profile import ProfileSpec
-from tests.app.specs.refusals import assert_refused
+from tests.app.specs.refusals import refusals
 
 
 def parse(**fields: object) -> ProfileSpec:
     return spec_adapter.validate_json(json.dumps({"kind": "profile", **fields}))
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"mode": "forward", "phases": ["backward"]}, "phases", "no phase 'backward', only forward"),
-        ({"phases": ["prefill"]}, "phases", "only forward, backward, optimizer"),
-        ({"phases": ["forward", "forward"]}, "phases", "twice"),
-        ({"cuda_graph": True, "phases": ["forward"]}, "phases", "one phase to a profiler"),
-    ],
+test_invalid_fields_are_refused_with_their_path = refusals(
+    "profile",
+    ({"mode": "forward", "phases": ["backward"]}, "phases", "no phase 'backward', only forward"),
+    ({"phases": ["prefill"]}, "phases", "only forward, backward, optimizer"),
+    ({"phases": ["forward", "forward"]}, "phases", "twice"),
+    ({"cuda_graph": True, "phases": ["forward"]}, "phases", "one phase to a profiler"),
 )
-def test_invalid_fields_are_refused_with_their_path(fields, field, words) -> None:
-    assert_refused("profile", fields, field, words)
 
 
 def test_how_it_is_profiled_is_no_part_of_the_case() -> None:

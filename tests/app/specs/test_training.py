@@ -8,7 +8,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.specs.ddp import DdpSpec
 from app.specs.memory import MemorySpec
 from app.specs.profile import ProfileSpec
-from tests.app.specs.refusals import assert_refused
+from tests.app.specs.refusals import refusals
 
 STEP = {"sha256": "0" * 64, "function": "make_step", "file": "my_train.py"}
 
@@ -23,45 +23,41 @@ FP16 = {"cuda_graph": True, "precision": "fp16"}
 MASTER = {"master_weights": True, "precision": "bf16", "parameter_dtype": "bf16"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"cuda_graph": True, "device": "cpu"}, "cuda_graph", "choose device cuda"),
-        ({"cuda_graph": True, "mode": "generate"}, "cuda_graph", "cache grows with each token"),
-        ({**FP16, "optimizer": "adamw"}, "optimizer", "choose it, or precision bf16"),
-        ({"parameter_dtype": "bf16"}, "parameter_dtype", "need precision bf16 or fp8"),
-        ({"precision": "fp8", "mode": "generate"}, "precision", "fp8 is for training: choose bf16, or another mode"),
-        ({"precision": "fp8", "step_code": STEP}, "precision", "converts its own layers"),
-        ({"precision": "fp8", "fp8_filter": ["a", "b", "a"]}, "fp8_filter", "there twice"),
-        ({"precision": "fp8", "fp8_filter": ["all", "lm_head"]}, "fp8_filter", "'all' goes alone"),
-        (
-            {"precision": "fp8", "batch_size": 3, "context_length": 8},
-            "context_length",
-            "= 24 tokens, and fp8 takes multiples of 16",
-        ),
-        ({"master_weights": True}, "master_weights", "needs parameter_dtype bf16, and precision bf16 or fp8"),
-        ({**MASTER, "optimizer": "torch_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
-        (
-            {"activation_checkpointing": True, "checkpoint_blocks": 13},
-            "checkpoint_blocks",
-            "12 blocks are recomputed: choose that many at most",
-        ),
-        ({"checkpoint_layers": 13}, "checkpoint_layers", "the model has 12 layers: choose that many at most"),
-        ({"fused_linear_cross_entropy": True, "mode": "generate"}, "fused_linear_cross_entropy", "needs logits"),
-        ({"fused": ["rope"], "device": "cpu"}, "fused", "leave it out, or choose device cuda"),
-        ({"optimizer": "triton_adamw", "device": "cpu"}, "optimizer", "choose adamw, or device cuda"),
-        ({**FP16, "optimizer": "triton_adamw"}, "optimizer", "only torch_fused_adamw can decide that on the GPU"),
-        ({"fused": ["rope", "rms_norm", "rope"]}, "fused", "'rope' is there twice"),
-        ({"fused": ["linear_cross_entropy"], "mode": "generate"}, "fused", "has no loss: leave linear_cross_entropy"),
-        (
-            {"fused": ["linear_cross_entropy"], "fused_linear_cross_entropy": True},
-            "fused_linear_cross_entropy",
-            "does the same: leave one of them out",
-        ),
-    ],
+test_what_cannot_go_together_is_refused = refusals(
+    "benchmark",
+    ({"cuda_graph": True, "device": "cpu"}, "cuda_graph", "choose device cuda"),
+    ({"cuda_graph": True, "mode": "generate"}, "cuda_graph", "cache grows with each token"),
+    ({**FP16, "optimizer": "adamw"}, "optimizer", "choose it, or precision bf16"),
+    ({"parameter_dtype": "bf16"}, "parameter_dtype", "need precision bf16 or fp8"),
+    ({"precision": "fp8", "mode": "generate"}, "precision", "fp8 is for training: choose bf16, or another mode"),
+    ({"precision": "fp8", "step_code": STEP}, "precision", "converts its own layers"),
+    ({"precision": "fp8", "fp8_filter": ["a", "b", "a"]}, "fp8_filter", "there twice"),
+    ({"precision": "fp8", "fp8_filter": ["all", "lm_head"]}, "fp8_filter", "'all' goes alone"),
+    (
+        {"precision": "fp8", "batch_size": 3, "context_length": 8},
+        "context_length",
+        "= 24 tokens, and fp8 takes multiples of 16",
+    ),
+    ({"master_weights": True}, "master_weights", "needs parameter_dtype bf16, and precision bf16 or fp8"),
+    ({**MASTER, "optimizer": "torch_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
+    (
+        {"activation_checkpointing": True, "checkpoint_blocks": 13},
+        "checkpoint_blocks",
+        "12 blocks are recomputed: choose that many at most",
+    ),
+    ({"checkpoint_layers": 13}, "checkpoint_layers", "the model has 12 layers: choose that many at most"),
+    ({"fused_linear_cross_entropy": True, "mode": "generate"}, "fused_linear_cross_entropy", "needs logits"),
+    ({"fused": ["rope"], "device": "cpu"}, "fused", "leave it out, or choose device cuda"),
+    ({"optimizer": "triton_adamw", "device": "cpu"}, "optimizer", "choose adamw, or device cuda"),
+    ({**FP16, "optimizer": "triton_adamw"}, "optimizer", "only torch_fused_adamw can decide that on the GPU"),
+    ({"fused": ["rope", "rms_norm", "rope"]}, "fused", "'rope' is there twice"),
+    ({"fused": ["linear_cross_entropy"], "mode": "generate"}, "fused", "has no loss: leave linear_cross_entropy"),
+    (
+        {"fused": ["linear_cross_entropy"], "fused_linear_cross_entropy": True},
+        "fused_linear_cross_entropy",
+        "does the same: leave one of them out",
+    ),
 )
-def test_what_cannot_go_together_is_refused(fields, field, words) -> None:
-    assert_refused("benchmark", fields, field, words)
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward"])

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,15 +156,6 @@ def test_heat_map_with_outcomes_in_their_own_colours() -> None:
     assert (values["z"][0], values["text"][0]) == ([64, 128, 256, None], ["64", "128", "256", ""])
     assert cells["oom"]["z"] == [[None, None, None, 1], [None] * 4]
     assert (cells["oom"]["colorscale"][0][1], cells["wrong"]["z"][1][0]) == (OUTCOMES["oom"], 1)
-
-
-def test_cells_of_a_heat_map_that_are_suspect_say_so() -> None:
-    (first, *others) = grid()
-    figure = draw_heat_map(
-        [replace(first, validity="suspect"), *others], "sequence_length", "implementation", "forward_ms", "ms"
-    )
-    texts = figure["data"][0]["text"][0]
-    assert (texts[0], texts[-1]) == ("64", "1,024 †")
 
 
 def test_figures_have_their_numbers_as_a_table() -> None:

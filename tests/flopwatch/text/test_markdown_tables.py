@@ -13,17 +13,10 @@ def test_long_cells_lose_their_middle() -> None:
     table = "\n".join([f"| {'name'.ljust(len(name))} |   ms |", f"|:{'-' * (len(name) + 1)}|-----:|", *rows])
     text = shortened(f"kernels:\n\n{table}\n\n- a note\n")
     title, _, *lines = text.splitlines()
-    assert title == "kernels:"
-    assert len({len(line) for line in lines[:4]}) == 1, "aligned"
-    assert len(lines[0]) == LONGEST + len("|  |      |"), lines[0]
-    assert lines[2].startswith("| void at::native::xxx")
-    assert lines[2].endswith("xx<4\\|float> |  1.5 |")
-    assert "…" in lines[2]
-    assert lines[3].startswith("| a  ")
-    assert lines[3].endswith("| 22.5 |")
-    assert lines[1].endswith("|-----:|")
-    assert "- a note" in text
-    assert text.endswith(f"\n\n{CUT_NOTE}\n")
+    assert {len(line) for line in lines[:4]} == {LONGEST + len("|  |      |")}, "aligned"
+    assert re.fullmatch(r"\| void at::native::x+…x+<4\\\|float> \|  1.5 \|", lines[2])
+    assert (title, lines[1][-8:], lines[3][-8:]) == ("kernels:", "|-----:|", "| 22.5 |")
+    assert text.endswith(f"- a note\n\n{CUT_NOTE}\n")
 
 
 @pytest.mark.parametrize("shift", range(6))

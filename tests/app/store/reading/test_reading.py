@@ -126,24 +126,18 @@ def test_in_the_order_of_the_plan_with_their_files(shop: Any, queue: Queue, read
     claim = shop.running_job()
     validity = {"verdict": "suspect", "counts": {"suspect": 1}, "checks": []}
     units = [
-        UnitRecord(1, "replicate 1", "crashed", reason="signal 11", environment={"gpu": "b"}, validity=None),
+        UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
         UnitRecord(0, "replicate 0", "succeeded", side="baseline", environment={"gpu": "a"}, validity=validity),
     ]
-    files = [
-        StoredArtifact(index, name, "trace", "application/gzip", 3, "ab" * 32)
-        for index, name in ((0, "trace.json.gz"), (1, "trace-unit-1.json.gz"))
-    ]
-    error = job_problem("crashed", "signal 11")
-    queue.finish(claim, Finish("failed", error=error, units=units, artifacts=files))
+    files = [StoredArtifact(at, f"trace-{at}", "trace", "application/gzip", 3, "ab" * 32) for at in (0, 1)]
+    queue.finish(claim, Finish("failed", error={"code": "crashed"}, units=units, artifacts=files))
     first, second = reading.units(claim.job_id)
     assert (first["unit_index"], first["title"], first["side"]) == (0, "replicate 0", "baseline")
     assert (first["environment"], first["validity"]) == ({"gpu": "a"}, validity)
     assert (second["outcome"], second["reason"], second["partial"]) == ("crashed", "signal 11", True)
-    url = f"/jobs/{claim.job_id}/artifacts/trace-unit-1.json.gz"
-    assert second["artifacts"] == [{"name": "trace-unit-1.json.gz", "url": url}]
+    assert second["artifacts"] == [{"name": "trace-1", "url": f"/jobs/{claim.job_id}/artifacts/trace-1"}]
     listed = reading.artifacts(claim.job_id)
-    assert [(one["unit_index"], one["unit_title"]) for one in listed] == [(1, "replicate 1"), (0, "replicate 0")]
-    assert reading.artifact(claim.job_id, "trace.json.gz")["unit_title"] == "replicate 0"
+    assert [(one["unit_index"], one["unit_title"]) for one in listed] == [(0, "replicate 0"), (1, "replicate 1")]
 
 
 class TestWorkersAndSweeps:
