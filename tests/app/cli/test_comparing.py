@@ -1,5 +1,6 @@
 """The commands compare, check and baseline: exit codes, and what they print."""
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -64,19 +65,11 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
 
     def run(wrong: tuple[int, ...]) -> str:
         rows = []
-        for length in lengths:
-            case = {"implementation": "tiled", "sequence_length": length}
-            for unit, time in enumerate(STEADY):
-                is_wrong = length in wrong
-                rows += [
-                    measured("output_error", 0.00101 if is_wrong else 0.001, unit_index=unit, **case),
-                    *(
-                        measured(
-                            metric, None if is_wrong else time, "wrong" if is_wrong else "ok", unit_index=unit, **case
-                        )
-                        for metric in ("forward_ms", "forward_backward_ms")
-                    ),
-                ]
+        for length, (unit, time) in itertools.product(lengths, enumerate(STEADY)):
+            case = {"implementation": "tiled", "sequence_length": length, "unit_index": unit}
+            error, *timed = (0.00101, None, "wrong") if length in wrong else (0.001, time, "ok")
+            rows.append(measured("output_error", error, **case))
+            rows += [measured(metric, *timed, **case) for metric in ("forward_ms", "forward_backward_ms")]
         return str(site.run(measurements=rows))
 
     right, all_wrong, half_wrong = run(()), run(lengths), run((64,))
