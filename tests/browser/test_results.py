@@ -31,9 +31,7 @@ def site(played: PlayedSite) -> PlayedSite:
     return played
 
 
-def finish(
-    site: Site, *, factor: float = 1.0, outcome: str = "ok", torch: str = "2.13", validity: str = "valid"
-) -> int:
+def finish(site: Site, *, factor: float = 1.0, outcome: str = "ok", torch: str = "2.13", validity="valid") -> int:
     """Play the worker: finish the next job with a case that follows from its spec."""
     claim = site.worker.claim()
     spec = claim.spec
@@ -54,9 +52,7 @@ def finish(
 def submit_sweep(site: Site, lengths: Sequence[int] = LENGTHS) -> int:
     base = {"kind": "benchmark", "model": {"size": "tiny"}, "replicates": PROCESSES}
     grid = {"precision": ["fp32", "bf16"], "context_length": list(lengths)}
-    answer = site.http.post(
-        "/sweeps", json={"base": base, "grid": grid, "name": "lengths", "labels": {"run": "a" * 60}}
-    )
+    answer = site.http.post("/sweeps", json={"base": base, "grid": grid, "name": "lengths", "labels": {"a": "a" * 60}})
     assert answer.status_code == 201, answer.text
     return int(answer.json()["id"])
 

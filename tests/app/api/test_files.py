@@ -58,9 +58,7 @@ class TestUploading:
         shown = site.http.get(f"/files/{upload(site, content)}")
         assert (shown.content, shown.headers["content-type"]) == (content, "application/zip")
 
-    @pytest.mark.parametrize(
-        "name", ["n" * 300, "", "../out.py", "/out.py", "d/" * 2000 + "x.py"], ids=lambda name: name[:9]
-    )
+    @pytest.mark.parametrize("name", ["n" * 300, "", "../out.py", "/x.py", "d/" * 2000 + "x.py"], ids=lambda it: it[:9])
     def test_a_folder_with_an_impossible_name_is_refused(self, site: Any, name: str) -> None:
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w") as archive:

@@ -28,9 +28,7 @@ SWEEP: dict[str, Any] = {
 texts = st.text(alphabet=st.characters(blacklist_categories=()), max_size=20)
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), texts, st.integers(-(10**400), 10**400))
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
-known_texts = st.sampled_from(
-    ["tiny", "benchmark", "cpu", "tf32", "model", "model.size", "kind", "context_length", "base"]
-)
+known_texts = st.sampled_from(["tiny", "benchmark", "cpu", "tf32", "model.size", "kind", "context_length", "base"])
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

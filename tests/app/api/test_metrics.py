@@ -57,9 +57,7 @@ def test_the_queue(fresh_site: Any) -> None:
 def test_devices(fresh_site: Any) -> None:
     site = fresh_site
     site.worker.register()
-    readings = {
-        "devices": [{"type": "cpu", "utilisation_percent": 12.5, "memory_used_mib": 1}, {**GPU, "power_w": None}]
-    }
+    readings = {"devices": [{"type": "cpu", "utilisation_percent": 12.5}, {**GPU, "power_w": None}]}
     site.services.queue.renew([], (site.worker.id, "active"), readings)
     assert value(site, "flopwatch_device_utilization_ratio", device="cpu") == 0.125
     assert value(site, "flopwatch_device_memory_used_bytes", device="GPU-1", hostname="host") == 3 << 20

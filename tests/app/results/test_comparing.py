@@ -529,9 +529,7 @@ class TestProfiles:
     @pytest.mark.parametrize("file", ["a.py", "b.py"])
     def test_a_line_that_became_three_counts_with_its_function(self, database, profile, file) -> None:
         forward = (("h = gelu(self.up(x))", 7.0), ("h = h @ self.gate", 5.0), ("return self.down(h)", 5.0))
-        one = self.lines(
-            (1, "forward", "return self.down(gelu(self.up(x)))", 12.0), (20, "step", "loss.backward()", 5.0)
-        )
+        one = self.lines((1, "forward", "return self.down(gelu(up(x)))", 12.0), (20, "step", "loss.backward()", 5.0))
         three = [(at, "forward", *line) for at, line in enumerate(forward, 1)]
         other = self.lines(*three, (20, "step", "loss.backward()", 9.0), file=file)
         sentence = about(compare(database, profile(*one), profile(*other)), "sentence")

@@ -258,9 +258,7 @@ class TestManyRows:
         assert findings.headline_of(rows, ("forward_ms",)) == "step_ms"
         assert findings.headline_of(rows[:2], ("forward_ms",)) == "forward_ms"
         assert findings.headline_of(rows[:1], ("forward_ms",)) == "host_us"
-        assert findings.headline_of([row(STEADY, ()), *rows[:2]], ("forward_ms",)) == "step_ms", (
-            "the candidate lacks it"
-        )
+        assert findings.headline_of([row(STEADY, ()), *rows[:2]], ("forward_ms",)) == "step_ms", "candidate lacks it"
         assert findings.headline_of([row((), STEADY), *rows[:2]], ("forward_ms",)) == "forward_ms", "the baseline does"
         assert findings.headline_of([], ()) is None
 
@@ -301,9 +299,7 @@ class TestManyRows:
         rng = random.Random(f"{factor}")
         for number in range(12):
             sides = [[scale * rng.gauss(1, 0.005) for _ in range(4 + number % 5)] for scale in (1, factor)]
-            cases = [
-                row(*sides, "step_ms" if is_headline else "x_ms", case=f"n={case}") for case in range(1 + number % 4)
-            ]
+            cases = [row(*sides, "step_ms" if is_headline else "x_ms", case=f"n={at}") for at in range(1 + number % 4)]
             for judged_row in judged(row(STEADY, STEADY), *cases)[0]:
                 if judged_row.finding in ("no_difference", "within_margin") and judged_row.bound:
                     assert not judged_row.estimate.excludes_one
@@ -334,9 +330,7 @@ class TestManyRows:
         assert (whole.conclusion == "worse") is found
         assert whole.conclusion == ("worse" if found else "inconclusive")
         if not found:
-            assert "step_ms, slower: 7 tests at once need p of at most 0.0071, which takes 6 processes each" in (
-                whole.sentence
-            )
+            assert "7 tests at once need p of at most 0.0071, which takes 6 processes each" in whole.sentence
 
 
 def test_what_cannot_be_compared() -> None:

@@ -160,9 +160,7 @@ def test_sides_of_one_job_are_means_of_their_processes(database, ended, reported
     side = {"kind": "memory", "context_length": 64}
     spec = {"kind": "compare", "baseline": side, "candidate": {**side, "precision": "bf16"}, "replicates": 4}
     units = [UnitRecord(at, f"{at}", "succeeded", side=("baseline", "candidate")[at % 2]) for at in range(8)]
-    of_units = [
-        tables(reported, [(*SCORES[:-1], 400.0 - 100 * (at % 2) + at // 2)], {}, unit_index=at) for at in range(8)
-    ]
+    of_units = [tables(reported, [(*SCORES[:-1], 400.0 - 100 * (n % 2) + n // 2)], {}, unit_index=n) for n in range(8)]
     job = ended(spec, units=units, tables=[one for its in of_units for one in its])
     sheet = sheet_of(results.compare_sides(database, job))
     (row,) = [row for row in json.loads(render(sheet, "json"))["rows"] if row["table"] == "allocations"]

@@ -234,9 +234,7 @@ class TestValidity:
     def test_of_several_cases_each_has_its_own(self, database: Database, measure: Measure) -> None:
         cases = [{"context_length": number} for number in (1, 2)]
         keys = ["first", "second"]
-        checks = [
-            {"name": "drift", "ok": False, "detail": "9 %", "severity": "suspect", "case": "b", "case_key": "second"}
-        ]
+        checks = [{"name": "drift", "ok": False, "detail": "9 %", "severity": "suspect", "case_key": "second"}]
         unit = UnitRecord(0, "the job", "succeeded", validity={"verdict": "suspect", "checks": checks})
         rows = [
             ("step_ms", {"validity": verdict, "case": case, "case_key": key})

@@ -70,9 +70,7 @@ def test_presets_of_sizes_for_a_gpu_ask_for_one(name: str) -> None:
 
 def test_few_queries_are_another_case() -> None:
     fields = {"implementations": ["eager"], "sequence_lengths": [64, 128], "causal": [False]}
-    square, single, same = (
-        [case.key for case in spec(**fields, query_length=length).cases()] for length in (None, 1, 128)
-    )
+    square, single, same = ([case.key for case in spec(**fields, query_length=n).cases()] for n in (None, 1, 128))
     assert not set(square) & set(single)
     assert square[1] == same[1]
     assert square[0] != same[0]

@@ -17,9 +17,7 @@ def test_its_case_is_that_of_the_step_as_a_diagnosis() -> None:
     spec, step = diagnosis(), KINDS["benchmark"].model_validate(TINY)
     assert spec.case().identity == step.case().identity
     assert spec.case().key != step.case().key
-    assert spec.case().key == diagnosis(budget_s=10, changes=["threads"]).case().key, (
-        "how much is tried changes no case"
-    )
+    assert spec.case().key == diagnosis(budget_s=10, changes=["threads"]).case().key, "what is tried changes no case"
     assert spec.resources() == step.resources()
 
 

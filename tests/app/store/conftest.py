@@ -113,9 +113,7 @@ class Shop:
         usual = {"kinds": KINDS, "capabilities": CAPABILITIES, "total_gpus": 0, "free_gpus": 0, "idle": True}
         return Offer(**{**usual, **changes})
 
-    def register(
-        self, worker_id: str = "worker", *, gpus: int = 0, capabilities: frozenset[str] = CAPABILITIES
-    ) -> None:
+    def register(self, worker_id: str = "worker", *, gpus: int = 0, capabilities: Any = CAPABILITIES) -> None:
         self.registration.register_worker(worker_id, "host", 1, KINDS, capabilities, DEVICES[gpus], {"torch": "2.13"})
 
     def claim(self, worker_id: str = "worker", **offer: Any) -> Claim:

@@ -20,9 +20,7 @@ def test_time_spans(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-3, "0 s"), (59, "59 s"), (150, "2 min"), (7300, "2 h"), (200_000, "2 d")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(-3, "0 s"), (59, "59 s"), (150, "2 min"), (7300, "2 h"), (2e5, "2 d")])
 def test_ages(seconds: int, text: str) -> None:
     now = datetime(2026, 3, 1, 14, 5, 9, tzinfo=UTC)
     assert age((now - timedelta(seconds=seconds)).isoformat(), now) == f"{text} ago"

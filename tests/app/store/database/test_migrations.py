@@ -17,9 +17,7 @@ from app.store.queue.transitions import Queue
 from app.store.reading.queries import Reading
 from tests.forked import PROJECT, forkserver
 
-SCHEMA = (
-    "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' AND name != 'alembic_version' ORDER BY name"
-)
+SCHEMA = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%' AND name != 'alembic_version' ORDER BY name"
 
 
 def set_revision(settings: Settings, revision: str) -> None:

@@ -34,13 +34,9 @@ def done(shop: Shop, record: Callable[..., Any]) -> Callable[..., int]:
 
     def run(*keys: str, device: str = "1x test CPU", state: Any = "succeeded", **job: Any) -> int:
         claim = shop.running_job(**job)
-        measurements = [
-            record(metric, case_key=key, device_key=device) for key in keys for metric in ("step_ms", "mfu")
-        ]
+        rows = [record(metric, case_key=key, device_key=device) for key in keys for metric in ("step_ms", "mfu")]
         error = None if state == "succeeded" else {"code": "timeout"}
-        shop.queue.finish(
-            claim, Finish(state, measurements=measurements, error=error, units=[UnitRecord(0, "unit", "ok")])
-        )
+        shop.queue.finish(claim, Finish(state, measurements=rows, error=error, units=[UnitRecord(0, "unit", "ok")]))
         return claim.job_id
 
     return run

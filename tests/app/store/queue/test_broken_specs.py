@@ -22,9 +22,7 @@ def break_column(database: Database, table: str, column: str, value: str) -> Non
         connection.execute(text(f"UPDATE {table} SET {column} = :value WHERE id = 1"), {"value": value})
 
 
-@pytest.mark.parametrize(
-    ("column", "value"), [*(("spec", value) for value in BROKEN), ("requirements", BROKEN[0])], ids=str
-)
+@pytest.mark.parametrize(("column", "value"), [*(("spec", it) for it in BROKEN), ("requirements", BROKEN[0])], ids=str)
 def test_a_job_with_a_broken_spec_fails_and_the_next_runs(database, reading, shop, column, value, caplog) -> None:
     shop.register()
     first, second = shop.submit(), shop.submit()
