@@ -154,8 +154,7 @@ def end_all_jobs(client: httpx.Client) -> None:
 
 def start(service: Service, folder: Path, **sabotage: str) -> Site:
     """Start server and worker of a service; `sabotage` is environment of the worker."""
-    client = service.start_server()
-    return Site(client, folder, service.start_worker(**sabotage))
+    return Site(service.start_server(), folder, service.start_worker(**sabotage))
 
 
 def short_job(model: str, *, vocab_size: int = 16, replicates: int = 1, **fields: Any) -> dict[str, Any]:

@@ -118,8 +118,7 @@ def wait_for_state(client: httpx.Client, job_id: int, *states: str, timeout_s: f
         assert job["state"] in states or job["state"] not in FINAL_STATES, f"job {job_id}: {job}"
         return job if job["state"] in states else None
 
-    what = f"job {job_id} to be {' or '.join(states)}"
-    return wait_until(there, timeout_s=timeout_s, what=what, poll_s=POLL_S)
+    return wait_until(there, timeout_s=timeout_s, what=f"job {job_id} to be {' or '.join(states)}", poll_s=POLL_S)
 
 
 def worker_id(client: httpx.Client, pid: int) -> str:

@@ -23,8 +23,7 @@ LIMIT_BYTES = 64 << 10
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One server for all of these, with one job in it."""
     with Service(tmp_path_factory.mktemp("service"), {"FLOPWATCH_MAX_BODY_BYTES": str(LIMIT_BYTES)}) as running:
-        client = running.start_server()
-        client.post("/jobs", json={"spec": TINY}).raise_for_status()
+        running.start_server().post("/jobs", json={"spec": TINY}).raise_for_status()
         yield running
         assert "Traceback" not in running.logs(), running.logs()
 

@@ -30,8 +30,7 @@ def steps() -> Iterator[Step]:
     for block in re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             found = re.fullmatch(r"((?:[^\n]*\\\n)*[^\n]*)\n(.*)", part, flags=re.DOTALL)
-            command = " ".join(found[1].replace("\\\n", " ").split())
-            yield Step(command, tuple(found[2].splitlines()))
+            yield Step(" ".join(found[1].replace("\\\n", " ").split()), tuple(found[2].splitlines()))
 
 
 NOISE = ("- ‡ noisy", "noisy host: ")

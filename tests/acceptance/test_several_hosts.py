@@ -61,6 +61,5 @@ def test_a_clock_that_jumps_on_one_host_expires_nothing(service, misbehave_folde
     first = service.start_worker(**plain_kind(), **other_host(folder.parent / "first"))
     job_id = submit(client, plain_job("gated"))
     wait_for_state(client, job_id, "running")
-    moved = plain_kind(MOVED_CLOCK=str(clock))
-    second = service.start_worker(**moved, **other_host(folder.parent / "second"))
+    second = service.start_worker(**plain_kind(MOVED_CLOCK=str(clock)), **other_host(folder.parent / "second"))
     stays_its_workers(Moved(service, client, [first, second], clock), job_id, folder, hours, tells_time=False)

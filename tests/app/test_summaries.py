@@ -83,8 +83,7 @@ def test_five_numbers_are_too_few_for_an_interval() -> None:
 
 @pytest.mark.parametrize(("statistic", "value"), [("min", 1.0), ("max", 6.0), ("p25", 1.5)])
 def test_other_statistics_have_no_spread(statistic: Any, value: float) -> None:
-    rows = [Row(1.0), Row(2.0), Row(6.0)]
-    assert summarise(rows, 3, None, statistic) == Summary(value, None, 3, "ok")
+    assert summarise([Row(1.0), Row(2.0), Row(6.0)], 3, None, statistic) == Summary(value, None, 3, "ok")
 
 
 def test_a_units_first_ok_measurement_counts() -> None:

@@ -85,8 +85,7 @@ def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, wa
     expect(kernels.get_by_role("region", name="Table kernels-optimizer")).to_be_visible()
     expect(page).to_have_title(re.compile(rf"^Job {job_id}: "))
 
-    flames = opened(page, "flame-graph")
-    expect(flames.locator(".plot text", has_text="forward").first).to_be_visible()
+    expect(opened(page, "flame-graph").locator(".plot text", has_text="forward").first).to_be_visible()
     assert_readable(page)
     hand_the_trace_over(page, watch, site.client.get(f"/jobs/{job_id}/artifacts/trace.json.gz").content)
 

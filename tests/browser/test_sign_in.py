@@ -52,8 +52,7 @@ def test_signing_in_and_out(guarded: Site, page: Page, seen: Watch) -> None:
     page.goto("/ui/new?kind=benchmark")
     expect(page).to_have_url(re.compile(r"/ui/sign-in\?next="))
     assert_readable(page)
-    field = page.get_by_label("Token").bounding_box()
-    assert field["width"] < 500, "a token needs no more"
+    assert page.get_by_label("Token").bounding_box()["width"] < 500, "a token needs no more"
     seen.expect("401")
     sign_in(page, "hunter2")
     expect(page.get_by_role("alert")).to_contain_text("is no token")
@@ -81,8 +80,7 @@ def test_a_page_that_follows_a_job_asks_to_sign_in_again(guarded: Site, page: Pa
     sign_in(page, token)
     expect(page.get_by_role("button", name="Sign out (bob)")).to_be_visible()
     seen.expect("401")
-    path = f"/tokens/{token.split('_')[1]}"
-    guarded.http.delete(path, headers=bearer(BOOTSTRAP)).raise_for_status()
+    guarded.http.delete(f"/tokens/{token.split('_')[1]}", headers=bearer(BOOTSTRAP)).raise_for_status()
     expect(page).to_have_url(re.compile(r"/ui/sign-in\?next=%2Fui$"))
 
 

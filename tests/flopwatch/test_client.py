@@ -97,8 +97,7 @@ class TestChecks:
         assert job["labels"] == {"made": "up"}
         flopwatch.set_baseline("checks", job=job)
         obedient_later()
-        found = flopwatch.check("checks", labels={"commit": "abc"})
-        (again,) = found["jobs"]
+        (again,) = flopwatch.check("checks", labels={"commit": "abc"})["jobs"]
         assert flopwatch.job(again)["labels"] == {"check": "checks", "commit": "abc"}
         (again,) = flopwatch.check("checks", labels={"check": "nightly"})["jobs"]
         assert flopwatch.job(again)["labels"] == {"check": "nightly"}, "the user's own stays"

@@ -145,8 +145,7 @@ def words(svg: bytes) -> set[str]:
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_becomes_a_small_picture_with_its_words(name: str) -> None:
     make, texts = FIGURES[name]
-    figure = titled(make())
-    svg = draw(figure, "svg")
+    svg = draw(titled(make()), "svg")
     assert len(svg) < LARGEST_SVG, f"{len(svg)} bytes"
     root = ElementTree.fromstring(svg)
     addresses = [value for element in root.iter() for key, value in element.attrib.items() if key.endswith("href")]

@@ -29,8 +29,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_files_of_the_folder_are_followed(project: Path) -> None:
-    own = {"beside": "run", "models": ".", "run": ".", "spaces": "."}
-    assert own_modules(project, "run/train.py") == own
+    assert own_modules(project, "run/train.py") == {"beside": "run", "models": ".", "run": ".", "spaces": "."}
     assert own_modules(project, "tests/test_net.py") == {}
 
 

@@ -25,8 +25,7 @@ MODEL = {"kind": "benchmark", "model": {"size": "2.7b", "d_model": 512}, "compil
 def test_the_command_of_a_job_is_read_as_its_spec(spec: dict[str, Any]) -> None:
     program, verb, kind, *pairs = shlex.split(command({"spec": spec}))
     assert (program, verb) == ("flopwatch", "submit")
-    lists = list_fields(KINDS[kind].model_json_schema())
-    assert parse_spec(kind, pairs, lists=lists) == spec
+    assert parse_spec(kind, pairs, lists=list_fields(KINDS[kind].model_json_schema())) == spec
 
 
 @pytest.mark.parametrize(

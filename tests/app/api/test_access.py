@@ -160,8 +160,7 @@ def test_what_is_wrong_with_a_token_is_said(guarded: Any, tokens: dict[Scope, st
     assert "mistyped" in why(tokens["read"][:-1])
     assert "is no token" in why("hunter2")
     assert "was revoked, or belongs to another server" in why(mint()[1])
-    guessed = mint()[1]
-    assert "There is no token" in why(guessed)
+    assert "There is no token" in why(mint()[1])
     expired = guarded.services.access_tokens.create("ada", "read", utc_now() - timedelta(seconds=1))[1]
     guarded.services.guard._read_at = -math.inf
     assert "expired on" in why(expired)
@@ -339,8 +338,7 @@ class TestWhoseJobs:
         job = guarded.http.post("/jobs", json={"spec": CODE_SPEC}, headers=bearer(code)).json()["id"]
         body = {"base": CODE_SPEC, "grid": {"seed": [1]}}
         sweep = guarded.http.post("/sweeps", json=body, headers=bearer(code)).json()["id"]
-        part = {**CODE_SPEC, "code": {"sha256": SHA256}}
-        body = {"base": part, "grid": {"code.function": ["attention"]}}
+        body = {"base": {**CODE_SPEC, "code": {"sha256": SHA256}}, "grid": {"code.function": ["attention"]}}
         in_parts = guarded.http.post("/sweeps", json=body, headers=bearer(code)).json()["id"]
         again = ((f"/jobs/{job}", "retry"), (f"/sweeps/{sweep}", "resume"), (f"/sweeps/{in_parts}", "resume"))
         for path, verb in again:
@@ -388,8 +386,7 @@ class TestLimits:
             used = made(site, "ada", "read")
 
             def status(token: str, address: str = "192.0.2.1", path: str = "/jobs") -> int:
-                headers = {**bearer(token), "X-Forwarded-For": address}
-                return site.http.get(path, headers=headers).status_code
+                return site.http.get(path, headers={**bearer(token), "X-Forwarded-For": address}).status_code
 
             def signed_in(token: str, address: str) -> httpx.Response:
                 sent = {"data": {"token": token}, "headers": {"X-Forwarded-For": address}}

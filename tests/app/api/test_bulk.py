@@ -149,5 +149,4 @@ def test_the_server_prunes_by_itself(serve: Any, tmp_path: Any, monkeypatch: pyt
     with serve(tmp_path, keep_jobs_days=1e-9) as site:
         job = site.run()
         wait_until(lambda: site.http.get(f"/jobs/{job}").status_code == 404, "pruning")
-        waiting = site.submit()
-        assert site.job(waiting["id"])["state"] == "queued"
+        assert site.job(site.submit()["id"])["state"] == "queued"

@@ -56,8 +56,7 @@ class TestRetry:
         assert (changed.status_code, changed.json()) == (200, job)
         again = site.http.post(f"{path}/retry")
         assert (again.status_code, again.json()["code"]) == (409, "conflict")
-        claim = site.worker.claim_job(failed)
-        site.worker.finish(claim, measurements=[measured("step_ms", 2.0)], log="second\n")
+        site.worker.finish(site.worker.claim_job(failed), measurements=[measured("step_ms", 2.0)], log="second\n")
         assert site.http.post(f"{path}/retry").status_code == 409, "it has succeeded"
         for query, log, mean in (("", "second\n", 2.0), ("?attempt=1", "first\n", 1.0)):
             assert site.http.get(f"{path}/logs{query}").text == log

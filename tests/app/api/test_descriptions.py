@@ -28,8 +28,7 @@ def listed(site: Any, **query: Any) -> list[int]:
 
 def test_a_finished_job_is_described(fresh_site: Any) -> None:
     job = fresh_site.submit(name="first", labels={"run": "a", "host": "b"})
-    claim = fresh_site.worker.claim_job(job["id"])
-    fresh_site.worker.finish(claim)
+    fresh_site.worker.finish(fresh_site.worker.claim_job(job["id"]))
     before = fresh_site.http.get(f"/jobs/{job['id']}").headers["etag"]
     now = patched(fresh_site, job["id"], labels={"run": None, "new": "x"}, note="Two\nlines.")
     assert (now["name"], now["labels"], now["note"]) == ("first", {"host": "b", "new": "x"}, "Two\nlines.")
@@ -71,8 +70,7 @@ def test_a_job_that_is_being_deleted_stays_as_it_is(fresh_site: Any) -> None:
 
 @pytest.mark.parametrize("user", ["ada", "Zoë 😀", "a,b=c%20"])
 def test_who_submitted_is_recorded(fresh_site: Any, user: str) -> None:
-    headers = {"Flopwatch-User": quote(user)}
-    job = fresh_site.http.post("/jobs", json={"spec": TINY}, headers=headers).json()
+    job = fresh_site.http.post("/jobs", json={"spec": TINY}, headers={"Flopwatch-User": quote(user)}).json()
     other = fresh_site.submit()
     assert (job["submitted_by"], other["submitted_by"]) == (user, None)
     assert listed(fresh_site, submitted_by=user) == [job["id"]]
@@ -94,12 +92,10 @@ def test_no_user_has_such_a_name(fresh_site: Any, user: str) -> None:
 def test_the_page_changes_name_labels_and_note(fresh_site: Any) -> None:
     job = fresh_site.submit(name="old", labels={"gone": "x", "kept": "a, b"})
     form = {"name": "new", "labels": '"kept=a, b", other=c', "note": "first\r\n<b>second</b>"}
-    answer = fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data=form)
-    assert answer.status_code == 303
+    assert fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data=form).status_code == 303
     now = fresh_site.job(job["id"])
     assert (now["name"], now["labels"], now["note"]) == ("new", {"kept": "a, b", "other": "c"}, "first\n<b>second</b>")
-    text = page(fresh_site, f"/ui/jobs/{job['id']}").text
-    assert "<b>second</b>" in text, "as text, not as a tag"
+    assert "<b>second</b>" in page(fresh_site, f"/ui/jobs/{job['id']}").text, "as text, not as a tag"
     wrong = fresh_site.http.post(f"/ui/jobs/{job['id']}/describe", data={"labels": "no pair"})
     assert wrong.status_code == 422
     assert "must be written key=value" in wrong.text

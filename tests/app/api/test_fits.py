@@ -132,8 +132,7 @@ def test_a_failed_job_stops_the_search_until_it_is_resumed(fresh_site: Any, meas
     finish(fresh_site, measured, {"tiny": 300})
     (search,) = sweep_of(fresh_site, sweep)["searches"]
     assert (search["state"], search["largest"], search["too_large"]) == ("done", 300, 350)
-    again = fresh_site.http.post(f"/sweeps/{sweep['id']}/resume")
-    assert again.status_code == 409
+    assert fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").status_code == 409
 
 
 def test_a_deleted_job_is_measured_again(fresh_site: Any, measured: Any) -> None:
@@ -227,5 +226,4 @@ def test_an_invalid_body_is_refused_with_a_pointer(site: Any, body: dict[str, An
 
 
 def test_a_sweep_without_grid_and_search_is_refused(site: Any) -> None:
-    answer = site.http.post("/sweeps", json={"base": BASE})
-    assert answer.json()["errors"][0]["pointer"] == "/grid"
+    assert site.http.post("/sweeps", json={"base": BASE}).json()["errors"][0]["pointer"] == "/grid"

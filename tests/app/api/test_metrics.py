@@ -159,8 +159,7 @@ def test_errors_of_the_store_are_counted(fresh_site: Any, monkeypatch: pytest.Mo
         raise DiskFull("No space is left.")
 
     monkeypatch.setattr(fresh_site.services.queue, "submit", full)
-    refused = fresh_site.http.post("/jobs", json={"spec": {"kind": "benchmark"}})
-    assert refused.status_code == 507
+    assert fresh_site.http.post("/jobs", json={"spec": {"kind": "benchmark"}}).status_code == 507
     assert value(fresh_site, "flopwatch_store_errors_total", code="disk_full") == 1
     fresh_site.http.get("/jobs/999")
     assert value(fresh_site, "flopwatch_store_errors_total", code="not_found") is None

@@ -223,8 +223,7 @@ PRIVATE = ("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.64.0.1", "0.0.0.0", 
 def test_which_addresses_are_public(address: str) -> None:
     place = ipaddress.ip_address(address)
     assert (notifying.why_refused(place, ()) is not None) == (address in PRIVATE)
-    everything = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]
-    assert notifying.why_refused(place, everything) is None
+    assert notifying.why_refused(place, [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]) is None
 
 
 def resolve_to(monkeypatch: pytest.MonkeyPatch, answers: list[list[str]]) -> list[str]:

@@ -159,8 +159,7 @@ QUERIES = [
 
 @pytest.mark.parametrize(("path", "parameter"), QUERIES, ids=[path for path, _ in QUERIES])
 def test_bad_query_parameters(site: Any, path: str, parameter: str) -> None:
-    job = site.submit()
-    [error] = checked(site.http.get(path.replace("{id}", str(job["id"]))), 422)["errors"]
+    [error] = checked(site.http.get(path.replace("{id}", str(site.submit()["id"]))), 422)["errors"]
     assert error["pointer"] == ""
     assert parameter in error["detail"]
 
@@ -188,7 +187,6 @@ def test_an_unforeseen_error_is_a_problem_too(site: Any, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(type(site.services.reading), "worker_page", broken)
     response = site.http.get("/workers")
-    problem = checked(response, 500)
-    assert problem["code"] == "internal_error"
+    assert checked(response, 500)["code"] == "internal_error"
     assert "secret" not in response.text
     assert response.headers["connection"] == "close", "the server ends it: no client may send its next request there"

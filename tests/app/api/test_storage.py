@@ -32,8 +32,7 @@ def remove_the_database(site: Any) -> list[str]:
     for file in path.parent.glob(f"{path.name}*"):
         if not file.name.endswith(".lock"):
             file.unlink()
-    found = refusals(site, 503, "database_gone", hint=str(path))
-    return found + [f"made {path}"] * path.exists()
+    return refusals(site, 503, "database_gone", hint=str(path)) + [f"made {path}"] * path.exists()
 
 
 def test_a_removed_database(fresh_site: Any) -> None:
@@ -104,8 +103,7 @@ def test_a_lock_held_for_good_is_not_ready(serve: Any, tmp_path: Path, holder: s
             file = held.enter_context(open(f"{path}.lock", "r+"))  # noqa: PTH123
             fcntl.flock(file, fcntl.LOCK_EX)
         else:
-            foreign = held.enter_context(contextlib.closing(driver().connect(str(path))))
-            foreign.execute("BEGIN IMMEDIATE")
+            held.enter_context(contextlib.closing(driver().connect(str(path)))).execute("BEGIN IMMEDIATE")
         assert site.http.post("/jobs", json={"spec": TINY}).status_code == 503
         answer = wait_until(lambda: (found := site.http.get("/readyz")).status_code != 200 and found, "not ready")
         assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")

@@ -24,8 +24,7 @@ DISTURBED = {"verdict": "suspect", "checks": [{"name": "steady", "ok": False, "d
 
 
 def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Any, **spec: Any) -> list[str]:
-    job = {"id": 7, "kind": kind, "state": "succeeded", "spec": spec, "validity": DISTURBED}
-    print_answer(answers, job)
+    print_answer(answers, {"id": 7, "kind": kind, "state": "succeeded", "spec": spec, "validity": DISTURBED})
     return capsys.readouterr().out.strip().splitlines()
 
 
@@ -59,8 +58,7 @@ def test_the_lines_of_ones_own_code_come_first(capsys: pytest.CaptureFixture[str
     row = {"file": "train.py", "line": 49, "function": "SlowAdam.step", "self_ms": 4.0, "self_percent": 80.0}
     row |= {"total_ms": 4.5, "python_ms": 3.0, "device_self_ms": None, "device_total_ms": None, "calls": 7}
     rows = [{**row, "code": "a = b"}, {**row, "file": None, "line": None, "code": None, "function": "outside"}]
-    answers = serving({"kernels-forward": [kernel("gemm", 3.0)], "lines": rows})
-    lines = printed(capsys, "profile", answers)
+    lines = printed(capsys, "profile", serving({"kernels-forward": [kernel("gemm", 3.0)], "lines": rows}))
     assert lines[0] == "lines of your code by their own time in an unprofiled step:"
     assert lines[2].split()[:6] == ["train.py", "49", "SlowAdam.step", "4", "80", "4.5"]
     assert lines[2].endswith("a = b")

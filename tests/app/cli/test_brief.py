@@ -187,8 +187,7 @@ def test_a_comparison_in_short(flopwatch: Any, turns: Turns) -> None:
 
 def test_submit_show_and_table_have_the_same_document(site: Any, flopwatch: Any, obedient: Any) -> None:
     shapes = ("model.size=tiny", "context_length=8")
-    done = flopwatch("submit", "benchmark", *shapes, "--wait", "--format", "brief")
-    document = read(done)
+    document = read(flopwatch("submit", "benchmark", *shapes, "--wait", "--format", "brief"))
     job = document["job"]
     assert (document["outcome"], document["kind"]) == ("succeeded", "benchmark")
     assert json.loads(document["row"])["forward_ms"] == 1.25
@@ -214,8 +213,7 @@ def test_a_wait_that_ends_too_soon_names_the_job(site: Any, flopwatch: Any) -> N
 
 
 def test_a_check_that_is_not_done_in_time(site: Any, flopwatch: Any, measured: Any) -> None:
-    job = site.run(measurements=[measured("step_ms", 1.0, model="v")])
-    flopwatch("baseline", "set", "slow", str(job))
+    flopwatch("baseline", "set", "slow", str(site.run(measurements=[measured("step_ms", 1.0, model="v")])))
     again = ("check", "--baseline", "slow", "--timeout-s", "0.1")
     document = read(flopwatch(*again, "--format", "brief"))
     assert (document["outcome"], document["exit_code"]) == ("running", "75")

@@ -322,8 +322,7 @@ def test_retry_goes_on_after_a_refusal(site: Any, flopwatch: Any) -> None:
 def test_pause_and_resume(site: Any, flopwatch: Any) -> None:
     assert ended(flopwatch("pause", "--kind", "kernel")) == "paused: kernel\n"
     assert ended(flopwatch("pause", "--kind", "benchmark", "--kind", "kernel")) == "paused: benchmark, kernel\n"
-    waiting = flopwatch("submit", *TINY)
-    assert "its kind is paused: `flopwatch resume --kind benchmark`" in waiting.stderr
+    assert "its kind is paused: `flopwatch resume --kind benchmark`" in flopwatch("submit", *TINY).stderr
     assert ended(flopwatch("resume", "--kind", "benchmark")) == "paused: kernel\n"
     assert "unknown kind" in ended(flopwatch("pause", "--kind", "benchmak"), 1).lower()
     assert ended(flopwatch("pause")) == "paused: all kinds\n"
@@ -388,8 +387,7 @@ def test_an_unknown_kind_is_refused(site: Any, flopwatch: Any, command: str) -> 
 
 def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: Any) -> None:
     done = submitted(flopwatch, "--priority", "60", "--label", "stand=yes", "context_length=8")
-    validity = {"verdict": "suspect", "checks": []}
-    site.worker.finish(site.worker.claim_job(done), validity=validity)
+    site.worker.finish(site.worker.claim_job(done), validity={"verdict": "suspect", "checks": []})
     waiting = [submitted(flopwatch, *extra, "--label", "stand=yes") for extra in ((), ("--priority", "40"))]
     stuck = flopwatch("submit", *TINY, "device=cuda", "--label", "stand=yes").stdout.split()[1]
     listed = ended(flopwatch("jobs", "--label", "stand=yes")).splitlines()
@@ -412,8 +410,7 @@ def test_a_spec_from_a_file_and_fields(site: Any, flopwatch: Any, tmp_path: Path
     spec = job["spec"]
     assert (spec["kind"], spec["context_length"], spec["model"]["size"]) == ("benchmark", 16, "tiny")
     assert spec["model"]["num_layers"] == 1
-    sweep = json.loads(ended(flopwatch("sweep", str(file), "seed=1,2", "--json")))
-    assert sweep["base"]["context_length"] == 8
+    assert json.loads(ended(flopwatch("sweep", str(file), "seed=1,2", "--json")))["base"]["context_length"] == 8
     for content, words in [('{"spec": {"kind": "ddp"}}', "body of a job"), ("{", "not JSON"), ("[]", "JSON object")]:
         file.write_text(content)
         assert words in ended(flopwatch("submit", str(file)), 2)
@@ -441,8 +438,7 @@ def test_rerun(site: Any, flopwatch: Any) -> None:
 
 
 def test_sweeps_and_their_resumption(site: Any, flopwatch: Any) -> None:
-    swept = ended(flopwatch("sweep", *TINY, "seed=1,2", "context_length=8,16,32", "--name", "grid"))
-    sweep_id = swept.split()[1]
+    sweep_id = ended(flopwatch("sweep", *TINY, "seed=1,2", "context_length=8,16,32", "--name", "grid")).split()[1]
     listed = ended(flopwatch("sweeps", "--limit", "1")).splitlines()
     assert listed[0].split() == ["id", "kind", "grid", "jobs", "age", "name"]
     assert re.fullmatch(rf"{sweep_id} +benchmark +2 seed × 3 context_length +6 queued +\d+ s ago +grid", listed[1]), (

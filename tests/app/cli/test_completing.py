@@ -27,8 +27,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Offer:
             "COMP_WORDS": " ".join(words),
             "COMP_CWORD": str(len(words) - 1),
         }
-        result = CliRunner().invoke(cli, [], prog_name="flopwatch", env={**asked, **environment})
-        return result.stdout.split()
+        return CliRunner().invoke(cli, [], prog_name="flopwatch", env={**asked, **environment}).stdout.split()
 
     return press
 

@@ -45,5 +45,4 @@ def test_the_plots_of_a_job_and_one_as_a_file(flopwatch, job, tmp_path, monkeypa
     ],
 )
 def test_mistakes(flopwatch: Any, job: str, arguments: tuple[str, ...], code: int, words: str) -> None:
-    told = ended(flopwatch("plot", *(job if word == "JOB" else word for word in arguments)), code)
-    assert words in told
+    assert words in ended(flopwatch("plot", *(job if word == "JOB" else word for word in arguments)), code)

@@ -42,8 +42,7 @@ def service(tmp_path: Path) -> Iterator[Callable[..., ForkedService]]:
     with ExitStack() as stack:
 
         def start(**settings: str) -> ForkedService:
-            environment = {"PYTHONPATH": str(PLUGINS), **settings}
-            running = stack.enter_context(ForkedService(tmp_path, environment))
+            running = stack.enter_context(ForkedService(tmp_path, {"PYTHONPATH": str(PLUGINS), **settings}))
             running.start_server()
             return running
 
@@ -84,8 +83,7 @@ def test_serve(start: Any, tmp_path: Path) -> None:
     assert jobs.exit_code == 0, jobs.stderr
     stopped_while_followed(server, signal.SIGTERM, f"{url}/jobs/{job['id']}/events")
     assert not (data_dir / "server.json").exists()
-    nobody = CliRunner().invoke(cli, ["jobs"], env=environment)
-    assert "Cannot talk to http://127.0.0.1:1" in nobody.stderr
+    assert "Cannot talk to http://127.0.0.1:1" in CliRunner().invoke(cli, ["jobs"], env=environment).stderr
     again = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=data_dir)
     url = listening_url(again)
     assert httpx.get(f"{url}/jobs/{job['id']}", trust_env=False).json() == job
@@ -342,8 +340,7 @@ def test_up_ends_when_a_child_does(start: Any, tmp_path: Path) -> None:
         children = psutil.Process(up.pid).children()
         return next((child for child in children if "serve" in child.cmdline()), None)
 
-    found = wait_until(server, "the server's process")
-    found.kill()
+    wait_until(server, "the server's process").kill()
     _, err = up.communicate(timeout=40)
     assert up.returncode == 1
     assert "the server was killed by signal 9 (Killed)" in err

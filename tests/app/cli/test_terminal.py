@@ -101,8 +101,7 @@ def test_control_characters_of_a_job_are_escaped(flopwatch: Any, hostile: int) -
         ("table", "--job", str(hostile), "--name", f"kernels{HOSTILE}"),
     ]
     for command in commands:
-        text = printed(flopwatch(*command))
-        assert commands_in(text) == set(), command
+        assert commands_in(printed(flopwatch(*command))) == set(), command
     assert printed(flopwatch("logs", str(hostile))) == f"{SHOWN}\n"
     assert printed(flopwatch("show", str(hostile))).count(SHOWN) > 5
 

@@ -43,8 +43,7 @@ def run_job(queue: Queue) -> Callable[..., Claim]:
         asked = spec_adapter.validate_json(json.dumps({"kind": "benchmark", **(spec or {})}))
         queue.submit(NewJob(asked, **job))
         capabilities = frozenset(asked.requirements())
-        offer = Offer(frozenset(KINDS), capabilities, total_gpus=0, free_gpus=0, idle=True)
-        claim = queue.claim("worker", offer)
+        claim = queue.claim("worker", Offer(frozenset(KINDS), capabilities, total_gpus=0, free_gpus=0, idle=True))
         assert claim is not None
         return claim
 

@@ -136,8 +136,7 @@ class TestRelative:
     def test_a_missing_number_has_no_speedup(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"outcome": "oom"}), spec={"precision": "fp32"})
         measure(("step_ms", {"median": 12.0}), spec={"precision": "bf16"})
-        sheet = table(database, relative_to={"precision": "fp32"})
-        reference, other = sheet.column("step_ms_speedup")
+        reference, other = table(database, relative_to={"precision": "fp32"}).column("step_ms_speedup")
         assert other.outcome is None
         assert (reference.value, reference.outcome) == (None, "oom"), "it is no 1× of a time that nobody has"
 
@@ -214,8 +213,7 @@ class TestBest:
 
     @pytest.mark.parametrize("pivot", ["precision", "context_length"])
     def test_with_a_pivot_it_is_the_best_way_to_do_the_same_work(self, database, grid, pivot) -> None:
-        sheet = table(database, pivot=pivot, columns=["step_ms", "tokens_per_s"], best=True)
-        text = render(sheet, "markdown")
+        text = render(table(database, pivot=pivot, columns=["step_ms", "tokens_per_s"], best=True), "markdown")
         for fp32, bf16 in (("10", "5"), ("20", "15")):
             assert f"**{bf16}**" in text
             assert f"**{fp32}**" not in text

@@ -358,8 +358,7 @@ class TestTheValueOfAProcess:
 
     @pytest.mark.parametrize(("ms", "outcome"), [(105.0, "passed"), (105.1, "slower")])
     def test_processes_that_are_slower_by_the_limit_pass(self, in_turns_of, ms: float, outcome: str) -> None:
-        sheet = in_turns_of([[100.0] * 10] * 8, [[ms] * 10] * 8, "cuda")
-        assert about(sheet, "gate")["outcome"] == outcome
+        assert about(in_turns_of([[100.0] * 10] * 8, [[ms] * 10] * 8, "cuda"), "gate")["outcome"] == outcome
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     @pytest.mark.parametrize("steps", [(5, 300), (40, 10)])
@@ -450,8 +449,7 @@ class TestProfiles:
     def test_what_each_kernel_gained_and_lost(self, database: Database, profile: Callable[..., int]) -> None:
         fused = [["gemm", "matmul", 4.5, 10.0], ["flash", "attention", 1.0, 2.0]]
         one = profile(FORWARD)
-        other = profile(work_of(*fused), precision="bf16")
-        sheet = compare(database, one, other)
+        sheet = compare(database, one, profile(work_of(*fused), precision="bf16"))
         names = ("table", "phase", "name", "baseline_ms", "candidate_ms", "change_ms", "ratio", "baseline_calls")
         assert [tuple(row[name] for name in names) for row in rows(sheet)] == [
             ("total", "forward", "all work", 9.0, 5.5, -3.5, pytest.approx(5.5 / 9), 12.0),
@@ -633,8 +631,7 @@ def test_of_a_diagnosis_the_unchanged_step_counts_with_its_own_seed(database, en
         return ended(spec, units=in_turns()[: len(of_units)], tables=tables, measurements=[record("step_ms")])
 
     def outcome(one: int, other: int) -> str:
-        gate = results.compare(database, [one], [other], Question(expect_equal=1e-4)).judgement.gate
-        return gate.outcome
+        return results.compare(database, [one], [other], Question(expect_equal=1e-4)).judgement.gate.outcome
 
     assert outcome(job(1, 2.0, 9.0), job(2, 2.0, 7.0)) == "passed", "later units measure changes"
     assert outcome(job(1, 2.0, 9.0), job(2, 3.0, 9.0)) == "wrong"

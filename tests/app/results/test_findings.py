@@ -106,8 +106,7 @@ def test_as_many_processes_as_there_are_would_not_help() -> None:
     one = [1 + 0.014 * value for value in (0, 2, -2, 3, -3, 1, -1, 0.2, 2.5, -2.5, 0.5, -0.5)]
     other = times(1.024, [*one[3:], *one[:3]])
     (metric_row,), whole = judged(row(one, other))
-    needed = metric_row.replicates_for(5)
-    assert (metric_row.finding, needed) == ("inconclusive", 9)
+    assert (metric_row.finding, metric_row.replicates_for(5)) == ("inconclusive", 9)
     assert whole.sentence.endswith("; 12 processes each; more processes would narrow the interval")
     again = row(one, other, remedy=lambda number: f"flopwatch rerun 7 replicates={number}")
     gate = judged(again, limit=3.0)[1].gate
@@ -135,8 +134,7 @@ def test_few_processes_are_inconclusive_however_far_apart(one: int, other: int, 
 def test_counts_are_equal_or_differ_without_any_chance(processes: int) -> None:
     for candidate, finding, words in ((10, "within_margin", "no difference"), (20, "differs", "2.00× higher; ")):
         sides = ([10.0] * processes, [float(candidate)] * processes)
-        counted = row(*sides, metric="parameters", unit="parameters")
-        found = judged(counted, row(STEADY, STEADY))[0][0]
+        found = judged(row(*sides, metric="parameters", unit="parameters"), row(STEADY, STEADY))[0][0]
         assert found.finding == finding
         assert words in (found.sentence() or "")
 
@@ -173,8 +171,7 @@ def test_what_formulas_give_is_equal_or_differs(candidate: float, conclusion: st
     ],
 )
 def test_counted_sizes_need_no_replicates(candidate: float, conclusion: str, words: str) -> None:
-    sizes = row([10.0], [candidate], "peak_memory_mib", unit="MiB", is_counted=True)
-    _, whole = judged(sizes, alternated=False)
+    _, whole = judged(row([10.0], [candidate], "peak_memory_mib", unit="MiB", is_counted=True), alternated=False)
     assert (whole.conclusion, whole.sentence.partition(": ")[2].removeprefix("inconclusive: ")) == (conclusion, words)
 
 

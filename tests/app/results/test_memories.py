@@ -54,8 +54,7 @@ def tables(reported: Any, rows: Sequence[Row], more: Any, *, unit_index: int = 0
 
 def compared(database: Database, one: int, other: int, limit: int | None = None) -> tuple[str, list[Any], Any]:
     """Return the sentence, the rows and the notes."""
-    sheet = sheet_of(results.compare(database, [one], [other]), limit)
-    found = json.loads(render(sheet, "json"))
+    found = json.loads(render(sheet_of(results.compare(database, [one], [other]), limit), "json"))
     return found["sentence"], found["rows"], found["notes"]
 
 
@@ -111,8 +110,7 @@ def test_peaks_in_different_phases_are_compared_and_each_phase_that_both_have(da
         return (phase, *row[1:])
 
     one = memory(SCORES, of(WEIGHT, "optimizer"), of(COPY, "forward"))
-    other = memory(of(SCORES, "optimizer"), of(WEIGHT, "optimizer"), WEIGHT)
-    sentence, rows, _ = compared(database, one, other)
+    sentence, rows, _ = compared(database, one, memory(of(SCORES, "optimizer"), of(WEIGHT, "optimizer"), WEIGHT))
     assert "100 MiB more at its peak (backward → optimizer): +100 MiB parameter" in sentence
     assert changes(rows, "allocations", "backward → optimizer") == {"layers.*.w": 100}
     assert changes(rows, "allocations", "backward") == {"scores = q @ k.mT": -400, "layers.*.w": 100}
@@ -133,8 +131,7 @@ def test_what_is_not_listed_and_rounding_are_rows_of_their_own(database: Databas
 def test_rounding_is_compared_where_it_is_known_of_both_sides(database: Database, memory: Callable[..., int]) -> None:
     """The backward phase is the same, but the peak of one side alone."""
     one = memory(SCORES, peak=430.0)
-    other = memory(SCORES, ("optimizer", *WEIGHT[1:-1], 500.0), peak=507.0)
-    _, rows, _ = compared(database, one, other)
+    _, rows, _ = compared(database, one, memory(SCORES, ("optimizer", *WEIGHT[1:-1], 500.0), peak=507.0))
     assert changes(rows, "allocations", "backward") == {}
     assert changes(rows, "total", "backward → optimizer") == {"all memory": 77}
     _, rows, _ = compared(database, one, memory(SCORES))

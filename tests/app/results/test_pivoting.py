@@ -277,8 +277,7 @@ def test_reasons_come_with_the_table(database: Database, measure: Measure) -> No
         "context_length=9999: oom: out of memory",
         "mfu: unknown: no peak is known",
     ]
-    asked = table(database, columns=["host_us"])
-    assert asked.missing == ["host_us: unknown: has no part in this table"]
+    assert table(database, columns=["host_us"]).missing == ["host_us: unknown: has no part in this table"]
 
 
 def test_every_row_of_json_and_csv_names_its_job(database: Database, measure: Measure) -> None:

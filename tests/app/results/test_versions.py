@@ -40,8 +40,7 @@ def test_versions_of_one_case_meet(database: Database, measure: Measure) -> None
     one, other = spec_of(OLD), spec_of(NEW, revision={"label": "main"})
     assert key_of(one) == key_of(other)
     jobs = [measure(("step_ms", {"case_key": key_of(spec), "median": 2.0}), spec=spec) for spec in (one, other)]
-    plain = measure(("step_ms", {"median": 2.0}))
-    shown = table(database, jobs=[*jobs, plain])
+    shown = table(database, jobs=[*jobs, measure(("step_ms", {"median": 2.0}))])
     names = [column.name for column in shown.columns]
     assert [row[names.index("version")] for row in shown.rows] == [OLD[:8], NEW[:8], None]
     comparison = compare(database, jobs[:1], jobs[1:])

@@ -115,8 +115,7 @@ def flood(server: Server, wanted: str = "", within_s: float = FLOODED_S) -> list
         client = stack.enter_context(httpx.Client(base_url=server.url, timeout=5, trust_env=False))
         job_id = client.post("/jobs", json={"spec": TINY}).json()["id"]
         headers = {"Accept": "text/event-stream"}
-        stream = stack.enter_context(client.stream("GET", f"/jobs/{job_id}/events", headers=headers))
-        lines = stream.iter_lines()
+        lines = stack.enter_context(client.stream("GET", f"/jobs/{job_id}/events", headers=headers)).iter_lines()
         next(lines)
         assert client.get("/jobs").status_code == 200
 

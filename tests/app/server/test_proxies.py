@@ -77,8 +77,7 @@ def proxy(server: int, sign_on: int, tmp_path_factory: pytest.TempPathFactory) -
 
         def start(name: str) -> int:
             if name not in started:
-                folder = tmp_path_factory.mktemp(name)
-                started[name] = stack.enter_context(running(name, folder, server, sign_on))
+                started[name] = stack.enter_context(running(name, tmp_path_factory.mktemp(name), server, sign_on))
             return started[name]
 
         yield start
@@ -159,8 +158,7 @@ def test_each_visitor_has_limits_of_their_own(proxy: Callable[[str], int], name:
 @pytest.mark.parametrize("name", PROXIES)
 def test_a_proxy_says_that_it_speaks_https(proxy: Callable[[str], int], name: str) -> None:
     with visitor(proxy(name)) as one:
-        cookie = one.post("/ui/sign-in", data={"token": TOKEN}).headers["set-cookie"]
-        assert "Secure" in cookie.split("; ")
+        assert "Secure" in one.post("/ui/sign-in", data={"token": TOKEN}).headers["set-cookie"].split("; ")
 
 
 @pytest.mark.parametrize("name", PROXIES)

@@ -64,8 +64,7 @@ def test_cells_are_counted_and_not_made(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("name", AttentionSpec.presets)
 def test_presets_of_sizes_for_a_gpu_ask_for_one(name: str) -> None:
-    device = spec(**AttentionSpec.presets[name]).resources().device_type
-    assert device == ("cpu" if name == "cpu" else "cuda")
+    assert spec(**AttentionSpec.presets[name]).resources().device_type == ("cpu" if name == "cpu" else "cuda")
 
 
 def test_few_queries_are_another_case() -> None:

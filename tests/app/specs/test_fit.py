@@ -74,8 +74,7 @@ def test_it_goes_down_where_the_first_value_does_not_fit() -> None:
 def test_defaults(present: int | list[int] | None, least: int, body: dict[str, int], start: int, lowest: int) -> None:
     fit = fit_of(present, least, **body)
     assert (fit.start, fit.lowest) == (start, lowest)
-    value = fit.spec({"kind": "benchmark"}, 7)["context_length"]
-    assert value == ([7] if isinstance(present, list) else 7)
+    assert fit.spec({"kind": "benchmark"}, 7)["context_length"] == ([7] if isinstance(present, list) else 7)
 
 
 def test_the_base_is_left_as_it_is() -> None:

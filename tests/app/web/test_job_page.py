@@ -55,8 +55,7 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
         for phase in ("forward", "backward")
     ]
     job_id = fresh_site.run(measurements=rows)
-    text = fresh_site.http.get(f"/ui/jobs/{job_id}").text
-    assert "length=16" in text
+    assert "length=16" in fresh_site.http.get(f"/ui/jobs/{job_id}").text
     figure = fresh_site.http.get(f"/ui/jobs/{job_id}/samples", params={"case": rows[2].case_key}).json()
     assert [(trace["name"], trace["x"], trace["y"]) for trace in figure["data"]] == [
         ("forward", [0, 1, 2], [1.0, 2.0, 3.0]),
@@ -157,8 +156,7 @@ def test_unknown_kinds_presets_and_jobs_have_no_form(fresh_site: Any, query: str
 def test_every_kind_has_a_form(fresh_site: Any) -> None:
     kinds = {spec["kind"]: spec for spec in fresh_site.http.get("/specs").json()["data"]}
     for kind, spec in kinds.items():
-        found = page(fresh_site, f"/ui/new?kind={kind}")
-        assert f"flopwatch submit {kind}" in found.text
+        assert f"flopwatch submit {kind}" in page(fresh_site, f"/ui/new?kind={kind}").text
         for preset in spec["presets"]:
             page(fresh_site, f"/ui/new?kind={kind}&preset={preset}")
 
@@ -176,8 +174,7 @@ def test_a_comparison_has_its_sentence_on_the_page_of_its_job(fresh_site: Any, m
     rows = [measured("step_ms", 1.0 + unit, unit_index=unit, model="tiny") for unit in range(2)]
     units = [UnitRecord(unit, "", "succeeded", side=side) for unit, side in enumerate(sides)]
     site.worker.finish(claim, ended, measurements=rows, units=units)
-    found = page(site, f"/ui/jobs/{job}")
-    assert f"/ui/compare?job={job}" in found.references
+    assert f"/ui/compare?job={job}" in page(site, f"/ui/jobs/{job}").references
     text = site.http.get(f"/ui/jobs/{job}").text
     assert ("by the medians of its processes: as <a" in text) == (ended == "succeeded")
     assert "by the medians of its processes:</p>" not in text

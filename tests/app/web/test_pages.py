@@ -103,8 +103,7 @@ def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured:
             UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
         ],
     )
-    path = f"/ui/jobs/{job_id}"
-    found = page(site, path)
+    found = page(site, f"/ui/jobs/{job_id}")
     assert "suspect (298 valid, 2 suspect)" in found.text
     assert found.text.count("9 %") == 9, "each check of the job once, and not again with its unit"
     assert "signal 11" in found.text

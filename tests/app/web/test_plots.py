@@ -190,7 +190,6 @@ def test_a_field_that_follows_from_another_is_no_axis() -> None:
 
 def test_filters_that_no_case_meets_together_leave_the_panel() -> None:
     points = [Point({"precision": "fp32", "batch_size": 1}, 1.0), Point({"precision": "bf16", "batch_size": 2}, 2.0)]
-    query = PlotsQuery(where=["precision=fp32", "batch_size=2"])
-    view = figures(points, "step_ms", "ms", query, "Step (ms)")
+    view = figures(points, "step_ms", "ms", PlotsQuery(where=["precision=fp32", "batch_size=2"]), "Step (ms)")
     assert view["chart"] is None
     assert view["filters"] == [("precision", ["fp32", "bf16"], "fp32"), ("batch_size", ["1", "2"], "2")]

@@ -134,8 +134,7 @@ def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
 
 
 def test_lines_and_a_heat_map_with_the_outcomes(filled: Any) -> None:
-    text = filled.http.get("/ui/plots?sweep=1").text
-    lines, heat = figures(text)
+    lines, heat = figures(filled.http.get("/ui/plots?sweep=1").text)
     assert [trace["name"] for trace in lines["data"]] == ["fp32", "bf16", "suspect", "failed", "oom"]
     assert lines["layout"]["yaxis"]["title"]["text"] == "Step (ms)"
     assert heat["data"][0]["x"] == ["64", "128", "256"]
@@ -149,12 +148,10 @@ class TestTables:
         assert "/tables?sweep=1&format=latex" in found.references
 
     def test_several_ids_in_one_field(self, filled: Any) -> None:
-        found = page(filled, "/ui/tables?job=1+4,5")
-        assert "/tables?job=1&job=4&job=5&format=csv" in found.references
+        assert "/tables?job=1&job=4&job=5&format=csv" in page(filled, "/ui/tables?job=1+4,5").references
 
     def test_kinds_that_do_not_go_together_leave_the_form(self, filled: Any) -> None:
-        found = page(filled, "/ui/tables?job=1&job=8")
-        assert "several kinds" in found.text
+        assert "several kinds" in page(filled, "/ui/tables?job=1&job=8").text
 
 
 class TestCompare:
@@ -167,8 +164,7 @@ class TestCompare:
         assert "/compare?baseline=1&candidate=4&format=latex" in found.references
 
     def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
-        text = filled.http.get("/ui/compare").text
-        assert 'formaction="/ui/new/compare"' in text
+        assert 'formaction="/ui/new/compare"' in filled.http.get("/ui/compare").text
         assert 'action="/ui/new/compare"' in filled.http.get("/ui/new?kind=compare").text
         page(filled, "/ui/new/compare?job=1&job=4")
         form = filled.http.get("/ui/new/compare?job=1&job=4").text
@@ -183,8 +179,7 @@ class TestCompare:
     @pytest.mark.parametrize(("other", "why"), [(7, "no case in common"), (8, "of one kind"), (9, "not finished")])
     def test_incomparable_jobs_are_explained(self, filled: Any, other: int, why: str) -> None:
         assert why in page(filled, f"/ui/compare?job=1&job={other}").text
-        beside_one_that_can_be = page(filled, f"/ui/compare?job=1&job=4&job={other}").text
-        assert why in beside_one_that_can_be
+        assert why in page(filled, f"/ui/compare?job=1&job=4&job={other}").text
 
     @pytest.mark.parametrize("back", ["back=&", "back=sweep%3D1&"])
     def test_the_oldest_picked_job_is_the_baseline(self, filled: Any, back: str) -> None:

@@ -24,10 +24,8 @@ def test_stacks_that_are_too_deep_are_cut() -> None:
 
 
 def test_changed_work_is_as_wide_as_on_its_slower_side_and_coloured_by_its_change() -> None:
-    figure = draw_changed_flames([(["forward", "mm"], 6.0, 4.0), (["forward", "copy"], 0.0, 4.0)], "ms")
-    (trace,) = figure["data"]
-    widths = dict(zip(trace["text"], trace["x"], strict=True))
-    assert widths == {"all": 100, "forward": 100, "mm": 60, "copy": 40}
+    (trace,) = draw_changed_flames([(["forward", "mm"], 6.0, 4.0), (["forward", "copy"], 0.0, 4.0)], "ms")["data"]
+    assert dict(zip(trace["text"], trace["x"], strict=True)) == {"all": 100, "forward": 100, "mm": 60, "copy": 40}
     changes = dict(zip(trace["text"], trace["marker"]["color"], strict=True))
     assert changes == pytest.approx({"all": 0.25, "forward": 0.25, "mm": -1 / 3, "copy": 1})
     assert "copy: 0 → 4 ms (+4 ms)" in trace["customdata"]

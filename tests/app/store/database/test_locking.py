@@ -152,8 +152,7 @@ def test_a_lock_that_arrives_when_nobody_wants_it_is_released(path: Path, holder
     holder.let_go()
     wait_until(lambda: not helper_waits(lock))
     # Others get it at once, although this process asked first.
-    another = Holder(path)
-    another.let_go()
+    Holder(path).let_go()
     with lock.hold(20):
         pass
     lock.close()

@@ -88,8 +88,7 @@ def test_succeeded_jobs_of_a_sweep_are_samples(baselines: Baselines, shop: Shop,
         error = {"code": "timeout"} if state == "failed" else None
         shop.queue.finish(claim, Finish(state, measurements=[record(case_key="a")], error=error))
         ids.append(claim.job_id)
-    kept = baselines.put("main", sweep=sweep)
-    assert kept.left_out == [{"job": ids[2], "why": "failed (timeout)"}]
+    assert baselines.put("main", sweep=sweep).left_out == [{"job": ids[2], "why": "failed (timeout)"}]
     assert cases(baselines) == {("a", "1x test CPU"): ids[:2]}
 
 
@@ -164,8 +163,7 @@ def test_wrong_results_get_into_no_baseline(baselines: Baselines, shop: Shop, re
 
 def test_a_comparison_is_refused(baselines: Baselines, queue: Queue, shop: Shop, record: Callable[..., Any]) -> None:
     job = queue.submit(NewJob(CompareSpec.example())).response["id"]
-    claim = shop.claim(kinds=frozenset({"compare"}))
-    queue.finish(claim, Finish("succeeded", measurements=[record()]))
+    queue.finish(shop.claim(kinds=frozenset({"compare"})), Finish("succeeded", measurements=[record()]))
     with pytest.raises(InvalidRequest, match="whose sides may share a case") as raised:
         baselines.put("main", job=job)
     assert [error.pointer for error in raised.value.errors] == ["/job"]

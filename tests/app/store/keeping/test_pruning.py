@@ -200,8 +200,7 @@ def many_measurements(database: Database, job_id: int, number: int) -> None:
 
 def delete_in_slices(database: Database, job_id: int, *, slice_s: float, pause: Any = None) -> int:
     """Delete a job; returns the number of deleted jobs."""
-    changes = Slices(database, slice_s=slice_s, pause=pause)
-    return deleting.delete_jobs(changes, [tables.job.c.id == job_id]).jobs
+    return deleting.delete_jobs(Slices(database, slice_s=slice_s, pause=pause), [tables.job.c.id == job_id]).jobs
 
 
 def delete_one_slice(database: Database, job_id: int) -> int:

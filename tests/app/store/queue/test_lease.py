@@ -180,8 +180,7 @@ class TestTheDatabasesLease:
     def test_two_leases_would_lose_a_healthy_job(self, shop, queue, registration, clock, database) -> None:
         """The control: what is refused above does harm. The worker renews every 10 s, a third of its own lease."""
         claim = shop.running_job()
-        short = Watcher(queue, registration, 3.0, clock)
-        assert pass_time(short, clock, 9) == [claim.job_id]
+        assert pass_time(Watcher(queue, registration, 3.0, clock), clock, 9) == [claim.job_id]
         again = shop.claim()
         self.agreed(database, lease_s=LEASE_S)
         same = Watcher(queue, registration, 3.0, clock)

@@ -143,8 +143,7 @@ def test_a_finish_that_broke_off_begins_anew(shop, queue, database, large, pause
 
 
 def test_a_running_attempts_rows_are_not_swept(shop, queue, database, large, pauses) -> None:
-    claim = shop.running_job()
-    break_off_finish(queue, pauses, claim, large)
+    break_off_finish(queue, pauses, shop.running_job(), large)
     assert queue.delete_abandoned_results() == 0
     assert stored(database) == 8
     queue.recover(queue.running()[0])

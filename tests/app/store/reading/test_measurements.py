@@ -40,7 +40,6 @@ def test_the_first_measurements_are_of_the_job_that_is_read_first(database, shop
     measured = [record(f"{at}_ms", case={"at": at // 2}, case_key=str(at // 2)) for at in range(6)]
     ids = [shop.ran(measurements=measured, units=units("a")) for _ in range(2)]
     with database.read() as snapshot:
-        chosen = choose_jobs(snapshot, JobChoice(jobs=ids))
-        jobs, rows, cut = first_measurements(snapshot, chosen[::-1], "median")
+        jobs, rows, cut = first_measurements(snapshot, choose_jobs(snapshot, JobChoice(jobs=ids))[::-1], "median")
     assert cut
     assert {row.job_id for row in rows} == {job.id for job in jobs} == {ids[0]}

@@ -145,5 +145,4 @@ def test_a_history_reads_the_measurements_of_its_metric_only(database: Database,
     assert of_rows in steps
     assert not any(step.startswith("SCAN measurement") for step in steps)
     assert "SEARCH measurement USING COVERING INDEX ix_measurement_case (case_key=?)" in steps
-    after = steps[steps.index(of_rows) + 1]
-    assert "TEMP B-TREE" not in after, "the newest rows are read, and no others"
+    assert "TEMP B-TREE" not in steps[steps.index(of_rows) + 1], "the newest rows are read, and no others"

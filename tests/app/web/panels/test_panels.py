@@ -66,8 +66,7 @@ def test_a_script_shows_the_phases_that_it_names(site: Site, measured: Any) -> N
     rows = [measured("data_ms", 1.0, phase="data"), measured("step_ms", 3.0, phase="step")]
     job_id = finished(site, {"kind": "script"}, measurements=rows)
     shown(site, job_id)
-    figure = site.http.get(f"/ui/jobs/{job_id}/plots/phases").json()
-    assert figure["table"]["rows"] == [["one process", 1.0, 2.0]]
+    assert site.http.get(f"/ui/jobs/{job_id}/plots/phases").json()["table"]["rows"] == [["one process", 1.0, 2.0]]
 
 
 def test_panels_draw_what_the_small_bundle_of_plotly_can() -> None:
@@ -83,8 +82,7 @@ def test_a_profile_has_what_its_results_allow(site: Site, profile: int) -> None:
     assert "panel-roofline" not in found.ids, "no table of products"
     assert "Open in Perfetto" in found.text
     assert f"/ui/jobs/{profile}/panels" in page(site, f"/ui/jobs/{profile}").references
-    figure = site.http.get(f"/ui/jobs/{profile}/plots/classes").json()
-    assert figure["data"][0]["x"] == [2.0]
+    assert site.http.get(f"/ui/jobs/{profile}/plots/classes").json()["data"][0]["x"] == [2.0]
     flames = site.http.get(f"/ui/jobs/{profile}/plots/flame-graph").json()
     assert flames["data"][0]["text"] == ["all", "forward", "a"]
 
@@ -94,8 +92,7 @@ def test_a_missing_plot_is_not_found(site: Site, profile: int) -> None:
     assert missing.status_code == 404
     assert "it has: classes" in missing.text
     assert site.http.get("/ui/jobs/99999/panels").status_code == 404
-    without = finished(site, {"kind": "profile", "model": {"size": "tiny"}})
-    assert shown(site, without).ids == ["panels"]
+    assert shown(site, finished(site, {"kind": "profile", "model": {"size": "tiny"}})).ids == ["panels"]
 
 
 def test_a_table_with_other_columns_does_not_break_the_page(site: Site, reported: Any) -> None:
@@ -193,8 +190,7 @@ def diagnosed(site: Site, reported: Any) -> int:
 
 def test_a_diagnosis_has_its_waterfall_changes_with_commands_and_gaps(site: Site, reported: Any) -> None:
     job_id = diagnosed(site, reported)
-    found = shown(site, job_id)
-    assert {"panel-waterfall", "panel-changes", "panel-gaps", "losers", "untried"} <= set(found.ids)
+    assert {"panel-waterfall", "panel-changes", "panel-gaps", "losers", "untried"} <= set(shown(site, job_id).ids)
     html = site.http.get(f"/ui/jobs/{job_id}/panels").text
     assert f"flopwatch why {job_id} --change fused_optimizer" in html
     assert "fused=True &lt;for&gt; the optimizer" in html

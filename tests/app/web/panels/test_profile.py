@@ -70,8 +70,7 @@ def test_the_roofline_bends_where_both_limits_meet() -> None:
 
 
 def test_names_of_a_worker_are_no_markup() -> None:
-    figure = draw_roofline([product(operator="<b>mm</b>")], [], [])
-    assert "&lt;b&gt;mm" in figure["data"][0]["customdata"][0]
+    assert "&lt;b&gt;mm" in draw_roofline([product(operator="<b>mm</b>")], [], [])["data"][0]["customdata"][0]
 
 
 def test_phases_of_ones_own_step_are_shown_as_they_are() -> None:
