@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -93,34 +92,10 @@ def test_it_is_built_once(library: Library, cache: Path, tmp_path: Path) -> None
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]  # nothing half-built is left
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from kernels.building import Library
-
-def half(library, folder, lock):
-    (folder / "answer.o").write_text("half of it")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-Library._build = half
-Library("answers", Path(sys.argv[1]), "the answers", ("-O0",)).file()
-"""
-
-
 def make_empty_library(_library: Library, folder: Path, _lock: int) -> None:
     """In a build's place."""
     assert list(folder.iterdir()) == [], "nothing of another build"
     (folder / "library.so").touch()
-
-
-def test_files_of_a_killed_build_are_removed(library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-c", KILLED, str(library.sources)]
-    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert killed.returncode == -signal.SIGKILL
-    assert sorted(path.suffix for path in cache.iterdir()) == [".building", ".lock"]
-    monkeypatch.setattr(Library, "_build", make_empty_library)
-    assert library.file().exists()
-    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]
 
 
 @pytest.mark.usefixtures("cache")

@@ -91,56 +91,6 @@ def _nothing_remembered() -> Iterator[None]:
         native._loaded.forget()
 
 
-def walk(tiles: int, planes: int, programs: int, span: int, is_causal: bool) -> list[list[tuple[int, int]]]:
-    """(tile, plane) of all units of each program, by the kernel's own arithmetic, on numbers of the host."""
-    rounds = range(-(-tiles * planes // programs))
-    given = [[forward.next_unit.fn(turn, program, programs) for turn in rounds] for program in range(programs)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "gl", SimpleNamespace(minimum=min))
-        return [
-            [forward.place.fn(unit, tiles, planes, span, is_causal) for unit in units if unit < tiles * planes]
-            for units in given
-        ]
-
-
-def work_of(shape: tuple[int, int, int, int], is_causal: bool = True) -> tuple[list[int], int, float]:
-    """(tiles of keys of each tile of queries, planes, bytes of keys and values of a head)."""
-    batches, heads, length, head_dim = shape
-    choice = rules.CHOICES[padded_width(head_dim)]
-    how = choice.forward_long if length >= rules.LONG[is_causal] else choice.forward
-    return rules.key_tiles(how, length, length, is_causal), batches * heads, 4.0 * length * head_dim
-
-
-@pytest.mark.parametrize("multiprocessors", [78, 114, 132, 144])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (1, 1, 1, 64), (4, 25, 512, 64), (8, 16, 1024, 128), (2, 16, 8192, 64), (1, 16, 16384, 128), (1, 7, 600, 40),
-        (2, 8, 32768, 256), (512, 16, 512, 128),
-    ],
-)  # fmt: skip
-def test_each_unit_of_work_is_somebodys_turn(shape, multiprocessors, is_causal) -> None:
-    lengths, planes, head_bytes = work_of(shape, is_causal)
-    programs, span = rules.order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
-    tiles = len(lengths)
-    assert 1 <= programs <= tiles * planes
-    assert 1 <= span <= planes
-    units = [unit for units in walk(tiles, planes, programs, span, is_causal) for unit in units]
-    assert sorted(units) == [(tile, plane) for tile in range(tiles) for plane in range(planes)]
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(515, 515), (300, 1111), (1111, 300), (1, 1), (8200, 128)])
-def test_tiles_of_keys_are_those_that_the_kernel_counts(queries: int, keys: int, is_causal: bool) -> None:
-    how = rules.CHOICES[64].forward_long
-    rows = how.consumers * how.queries
-    with on_the_host():
-        right = [
-            forward.key_tiles.fn(start, queries, keys, None, rows, how.keys, is_causal)
-            for start in range(0, queries, rows)
-        ]
-    assert [(0, number) for number in rules.key_tiles(how, queries, keys, is_causal)] == right
-
-
 visible_span, visible_tile = visible.span.fn, visible.span_of_tile.fn
 
 

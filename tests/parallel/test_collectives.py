@@ -6,10 +6,6 @@ from tests.parallel import steps, training
 from tests.parallel.pool import Pool
 
 
-def test_operations_can_be_started_together(ranks: Pool) -> None:
-    assert all(count > 4 for count in ranks(training.together))
-
-
 @pytest.mark.parametrize("wrapper", ["naive", "overlapped", "bucketed, one", "fully sharded"])
 def test_a_step_can_be_recorded(two_ranks: Pool, wrapper: str) -> None:
     for report in two_ranks(steps.timeline, wrapper):

@@ -125,11 +125,6 @@ def test_parts_have_their_parameters_number_of_axes(two_ranks: Pool) -> None:
         assert all(numbers)
 
 
-def test_clipping_before_the_synchronization_is_refused(two_ranks: Pool) -> None:
-    for text in two_ranks(training.clipped_too_early):
-        assert "call finish_gradient_synchronization() after backward()" in text
-
-
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW, fused"])  # only fused ones unscale by themselves
 @pytest.mark.parametrize("kind", ["fully sharded", "sharded optimizer"])
 def test_infinity_in_one_ranks_part_skips_the_step_on_all(ranks: Pool, kind: str, optimizer: str) -> None:

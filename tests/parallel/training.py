@@ -217,28 +217,6 @@ def no_gradient_at_all(wrapper: str) -> None:
     close(model.module.bias.grad, torch.full((2,), share, device=device()), "bias")
 
 
-def bucket_views() -> dict[str, Any]:
-    """Return which gradients share memory, before and after zero_grad, and whether anything else keeps it."""
-    model = parallel.BucketedDataParallel(Everything(), None)
-    report: dict[str, Any] = {}
-    for mode in (True, False):
-        model.zero_grad(set_to_none=mode)
-        one_pass(model, 0)
-        report[f"memories after {mode}"] = {
-            str(dtype): len(
-                {
-                    parameter.grad.untyped_storage().data_ptr()
-                    for parameter in model.parameters()
-                    if parameter.grad is not None and parameter.dtype == dtype
-                }
-            )
-            for dtype in (torch.float32, torch.float64)
-        }
-        report[f"address after {mode}"] = model.module.norm.weight.grad.untyped_storage().data_ptr()
-    report["kept"] = [bucket.memory is not None for bucket in model.buckets]
-    return report
-
-
 def reduced_in_bfloat16(wrapper: str) -> dict[str, Any]:
     """Gradients that travel in bfloat16: their error, and the bytes that travel."""
     alone = first_ranks_model()
@@ -623,14 +601,6 @@ def same_state(model: Any, alone: nn.Module) -> None:
         close(state[name], value, name)
 
 
-def clipped_too_early() -> str:
-    model = parallel.FullyShardedDataParallel(first_ranks_model())
-    part_loss(model, 0).backward()
-    text = error_of(lambda: model.clip_grad_norm_(1.0))
-    model.finish_gradient_synchronization()
-    return text
-
-
 def scaled(kind: str, optimizer_name: str) -> list[float]:
     """Train with scaled losses; in the second step one rank's gradient becomes infinite. Return the scales."""
     alone = first_ranks_model()
@@ -744,27 +714,6 @@ def fully_sharded_called_inside() -> list[int]:
             close(model.module(inputs.to(device())), alone(inputs.to(device())), "logits")
         lengths.append(len(model._forward.order))
     return lengths
-
-
-def together() -> int:
-    """Shard as on NCCL, with operations started together; gloo knows the same calls. Return how many there were."""
-    manager, runs_together, averaging = dist._coalescing_manager, collectives.runs_together, collectives.averaging
-    entered = []
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        entered.append(1)
-        return manager(*arguments, **named)
-
-    averages = averaging(collectives.group_of(), device())
-    dist._coalescing_manager, collectives.runs_together = counted, lambda group, device: True
-    # gloo does not average by itself.
-    parallel.fully_sharded.averaging = lambda group, device: averages
-    try:
-        fully_sharded_parity()
-    finally:
-        dist._coalescing_manager, collectives.runs_together = manager, runs_together
-        parallel.fully_sharded.averaging = averaging
-    return len(entered)
 
 
 def wrapped(kind: str, module: nn.Module, optimizer_name: str) -> tuple[Any, Any]:

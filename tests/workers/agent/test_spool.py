@@ -381,17 +381,6 @@ class TestReplicates:
             add_validity(spool, verdict("valid", "clocks"), key, "")
         return spool
 
-    def test_a_comparison_tells_what_is_known_so_far(self) -> None:
-        spool = Spool()
-        told = []
-        for index, (side, time_ms) in enumerate((("baseline", 1234.5), ("candidate", 5.0), ("candidate", 6.0))):
-            spool.begin_unit(index, side, side)
-            told.append(spool.so_far())
-            add_measurement(spool, measured(samples=(time_ms, time_ms)))
-        assert told == ["", "", "so far median forward_ms 1,230 → 5, 1 and 1 processes"]
-        assert spool.so_far() == "so far median forward_ms 1,230 → 5.5, 1 and 2 processes"
-        assert self.spool([10.0, 11.0]).so_far() == "", "replicates have no sides"
-
     @pytest.mark.parametrize("key", [None, "key"])
     def test_processes_that_disagree_are_suspect(self, key: str | None) -> None:
         """The median of these was printed without a word: 284 ms, which none of them took."""

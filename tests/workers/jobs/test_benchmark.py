@@ -334,19 +334,6 @@ class Older(Plain):
         super().__init__(vocab_size, d_model)
 
 
-@pytest.mark.parametrize("mode", ["train_step", "generate"])
-def test_shared_key_heads_and_a_window_are_measured(run, mode: str) -> None:
-    model = {**MODEL, "num_kv_heads": 1, "window": 3}
-    found = metrics(run(model=model, mode=mode, new_tokens=4, device="cpu"))
-    shape = accounting.Shape(vocab_size=61, d_model=16, num_layers=2, num_heads=2, d_ff=24, num_kv_heads=1, window=3)
-    if mode == "generate":
-        flops = accounting.generate_flops(shape, 2, 8, 4)
-    else:
-        flops = accounting.training_flops(accounting.forward_flops(shape, 2, 8))
-        assert found["parameters"]["median"] == accounting.parameters(shape)
-    assert found["tflops"]["median"] * found["step_ms"]["median"] == pytest.approx(1e-9 * flops)
-
-
 def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODELS, "load", lambda name: Older)
     assert metrics(run())["step_ms"]["outcome"] == "ok"

@@ -141,14 +141,6 @@ def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
         assert (rows["mesh, summed"]["devices"], rows["fully sharded alone"]["devices"]) == (64, 16)
 
 
-@pytest.mark.parametrize(("d_ff", "best"), [(53_248, True), (64, False)])
-def test_no_mesh_is_better_than_the_best(run, d_ff: int, best: bool) -> None:
-    """Where links are too slow for two devices to share a block's products, that is none at all."""
-    rows = {row["way"]: row for row in run(**STACK, stack={"d_ff": d_ff}, mesh={"tensor": 1}).table_rows("batch")}
-    least, alone = rows["best mesh, overlapped"]["device_tokens"], rows["fully sharded alone"]["device_tokens"]
-    assert (least is not None and least <= alone) is best
-
-
 @pytest.mark.parametrize(
     ("fields", "unknown", "reason"),
     [
@@ -185,32 +177,11 @@ def answer_of(report: Report) -> tuple[str, dict[str, dict[str, Any]]]:
     return sentences, {row["strategy"]: row for row in report.table_rows("fits")}
 
 
-def test_where_nothing_makes_it_fit_on_one_device_it_says_what_several_take(run) -> None:
-    size = {"model": {"size": "8b"}, "batch_size": 1, "context_length": 512}
-    for gb, words, more in ((24, ".", "Fewest devices: "), (0.01, ": take a smaller model.", "As it is, no number")):
-        advice, fewest = answer_of(run(**size, device="cuda", device_gb=gb))[0].splitlines()[1:3]
-        assert advice == f"No field makes it fit on one GPU at this length{words}"
-        assert fewest.startswith(more)
-
-
 @pytest.mark.parametrize(("device", "attention"), [("cuda", "triton"), ("cpu", "sdpa_flash")])
 def test_jobs_take_the_attention_that_helps(run, device: str, attention: str) -> None:
     fields = {**XL, "device": device, "device_gb": 75}
     assert f"attention={attention} (" in answer_of(run(**fields))[1]["none"]["what_helps"]
     assert ATTENTION.load(attention).why_not(device, "bfloat16", backward=True) is None
-
-
-def test_the_first_sentence_says_that_it_does_not_fit(run) -> None:
-    sentences, fits = answer_of(run(**XL, mesh={"fsdp": 9}))
-    first = sentences.splitlines()[0]
-    assert "does not fit with fully_sharded on 9 GPUs of 80 GB" in first
-    assert "Fewest devices: 5, with tensor (mesh.tensor=5)." in sentences, "4 does not divide 25 heads"
-    known = [row for row in fits.values() if row["fits"] is not None]
-    assert len(known) == 5
-    for row in known:
-        assert not row["fits"]
-        assert f"{row['strategy']} no, {row['device_gib']:.4g} GiB" in first
-        assert "activation_checkpointing=true" in row["what_helps"]
 
 
 def meshes(strategy: str, devices: int) -> list[dict[str, int]]:

@@ -337,13 +337,6 @@ def test_graph_breaks_have_their_reasons_and_lines(fresh_compiler: None) -> None
     assert broken.break_reasons[1].endswith(f"(test_validity.py:{line + 1}, in breaks)")
 
 
-@pytest.mark.parametrize(
-    ("hits", "misses", "state"), [(0, 0, "unused"), (0, 2, "cold"), (3, 0, "warm"), (1, 1, "mixed")]
-)
-def test_the_compile_cache_is_cold_or_warm(hits: int, misses: int, state: str) -> None:
-    assert Compilation(cache_hits=hits, cache_misses=misses).cache == state
-
-
 def test_what_others_took_of_the_processors() -> None:
     before = HostLoad(busy=100, own=10, available=1000)
     alone = HostLoad(busy=110.5, own=20, available=1020)
