@@ -190,38 +190,6 @@ def test_a_mask_has_a_bit_for_each_column_of_a_thread(thread: int) -> None:
             assert min(before, len(own)) == sum(column < bound for column in own)
 
 
-@pytest.mark.parametrize(("problem", "queries", "keys"), MASKS)
-def test_consumers_and_the_producer_walk_over_the_same_tiles(problem, queries, keys) -> None:
-    """Each consumer masks all tiles of its unit that its queries do not see all of; so do kernels that keep keys."""
-    bounded, documents, seen = bounds_of(problem, queries, keys)
-    with on_the_host(documents):
-        for consumers, size, width in ((2, 64, 128), (3, 64, 128), (2, 64, 64)):
-            for start in range(0, queries, consumers * size):
-                band = arguments_of(bounded)
-                begin, end = forward.key_tiles.fn(start, queries, keys, band, consumers * size, width, None)
-                assert end > begin >= 0
-                outside = seen[start : start + consumers * size].clone()
-                outside[:, begin * width : end * width] = False
-                assert not outside.any()
-                for first in range(start, start + consumers * size, size):
-                    free, bound = forward.free_tiles.fn(first, begin, end, queries, keys, band, size, width, None)
-                    assert begin + 1 <= free <= bound <= end
-                    assert seen[first : first + size, free * width : bound * width].all()
-                    assert bound * width <= keys or bound == free
-        for height, width in ((128, 128), (64, 128), (64, 64)):
-            for start in range(0, keys, width):
-                band = arguments_of(bounded.turned())
-                first, free, bound, end = backward.query_tiles.fn(start, queries, keys, band, height, width, None)
-                assert 0 <= first <= free <= bound <= end
-                outside = seen[:, start : start + width].clone()
-                outside[first * height : end * height] = False
-                assert not outside.any()
-                masked = [backward.needs_mask.fn(index, free, bound, None) for index in range(first, end)]
-                for index in range(first, end):
-                    tile = seen[index * height : (index + 1) * height, start : start + width]
-                    assert masked[index - first] or (tile.all() and start + width <= keys)
-
-
 @pytest.mark.parametrize(
     ("options", "lengths", "bounded"),
     [

@@ -65,11 +65,6 @@ def test_orders_may_change_with_several_buckets(ranks: Pool, wrapper: str) -> No
         assert report["sent"][0] == report["sent"][-1] > 1
 
 
-@pytest.mark.parametrize("wrapper", [*WRAPPERS, "fully sharded"])
-def test_complex_gradients_that_travel_in_another_dtype(ranks: Pool, wrapper: str) -> None:
-    ranks(training.complex_reduced_in_float64, wrapper)
-
-
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_backward_pass_that_is_given_up(two_ranks: Pool, wrapper: str) -> None:
     two_ranks(training.given_up, wrapper)

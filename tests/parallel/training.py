@@ -1,6 +1,5 @@
 """Functions of the pool's ranks: train in parallel, and compare with one process on the whole batch."""
 
-import contextlib
 import copy
 import functools
 import gc
@@ -232,25 +231,6 @@ def reduced_in_bfloat16(wrapper: str) -> dict[str, Any]:
         assert all(ours.dtype == other.dtype for ours, other in pairs)
         errors[str(dtype)] = max(float((ours - other).norm() / other.norm()) for ours, other in pairs)
     return {"sent": sent, "errors": errors}
-
-
-def complex_reduced_in_float64(wrapper: str) -> None:
-    """Complex gradients, accumulated twice, keep their imaginary parts."""
-    fully_sharded = wrapper == "fully sharded"
-    weight = torch.arange(8.0).view(4, 2) + 1j
-    module = nn.Linear(2, 4, bias=False)
-    module.weight = nn.Parameter(weight.to(device()))
-    module.forward = lambda x: (module.weight * x).abs().square().sum()
-    model = WRAPPERS[wrapper](module, reduce_dtype=torch.float64)
-    ranks = dist.get_world_size()
-    for inside in (model.no_sync(), contextlib.nullcontext()):
-        with inside:
-            model(dist.get_rank() + 1.0).backward()
-    model.finish_gradient_synchronization()
-    expected = 4 * weight * sum((rank + 1) ** 2 for rank in range(ranks)) / ranks
-    if fully_sharded:
-        expected = torch.cat([expected.flatten(), torch.zeros(-8 % ranks)]).chunk(ranks)[dist.get_rank()]
-    torch.testing.assert_close(module.weight.grad.as_subclass(Tensor).cpu(), expected)
 
 
 def given_up(wrapper: str) -> None:

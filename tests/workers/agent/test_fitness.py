@@ -29,7 +29,7 @@ from workers.agent import fitness, host_check, readings
 from workers.agent.agent import Agent
 from workers.agent.fitness import BLAMED_S, MAX_BACKOFF_S, MIN_BACKOFF_S, SAME, Unfit
 from workers.agent.job_run import JobRun
-from workers.agent.readings import SILENT_S, Readings
+from workers.agent.readings import SILENT_S
 from workers.devices.discovery import Gpu, Host
 from workers.devices.locks import DeviceLocks
 from workers.measure import nvml
@@ -45,21 +45,7 @@ MISSING = Failed("invalid_environment", "ModuleNotFoundError: No module named 'n
 
 
 def claim_of(number: int, spec: dict[str, Any]) -> Claim:
-    return Claim(
-        job_id=number,
-        attempt=1,
-        token=str(number),
-        attempt_id=number,
-        worker_id="w",
-        kind="benchmark",
-        name=None,
-        spec=spec,
-        timeout_s=None,
-        device_type="cpu",
-        devices=1,
-        exclusive_host=False,
-        sweep_id=None,
-    )
+    return Claim(number, 1, str(number), number, "w", "benchmark", None, spec, None, "cpu", 1, False)
 
 
 class Launcher:
@@ -388,13 +374,9 @@ def test_what_the_driver_says_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     said = {code: nvml.is_lost(GPU.uuid, lambda code=code: Library(code)) for code in (None, 3, 15, 16)}
     assert said == {None: False, 3: False, 15: True, 16: True}
-    host = Host((GPU,), 1, 1)
     for lost in (True, False):
-        read = readings.read(host, lambda _: None, lambda _, lost=lost: lost)
-        loads = Readings(host, 1.0)
-        loads._latest = read
-        found = loads.trouble()
-        assert (found is not None and found.code == "device_lost") == lost
+        _, device = readings.read(Host((GPU,), 1, 1), lambda _: None, lambda _, lost=lost: lost)["devices"]
+        assert bool(device.get("lost")) == lost
 
 
 class TestVersions:

@@ -64,12 +64,8 @@ def test_two_ranks_with_faults_in_some_cells(tmp_path, monkeypatch, capsys) -> N
         for dtype in ("fp32", "bf16"):
             check_cell(report, factor, operation=operation, dtype=dtype, size_mb=LARGE)
     for dtype in ("fp32", "bf16"):
-        (oom,) = {
-            (row["outcome"], row["reason"])
-            for row in report.cell(operation="all_gather", dtype=dtype, size_mb=SMALL).values()
-        }
-        assert oom[0] == "oom"
-        assert oom[1].startswith("out of memory in the tensors: CUDA out of memory.")
+        oom = report.cell(operation="all_gather", dtype=dtype, size_mb=SMALL)["latency_ms", None]
+        assert (oom["outcome"], oom["reason"][:28]) == ("oom", "out of memory in the tensors")
         wrong = report.cell(operation="all_reduce", dtype=dtype, size_mb=SMALL).values()
         assert {row["outcome"] for row in wrong} == {"wrong"}
         assert "number 0 is" in next(iter(wrong))["reason"]
@@ -79,18 +75,12 @@ def test_two_ranks_with_faults_in_some_cells(tmp_path, monkeypatch, capsys) -> N
     faulty = {("all_gather", SMALL), ("all_reduce", SMALL)}
     assert {row["outcome"] for row in report.rows if row["metric"] == "host_us"} == {"unknown", "oom", "wrong"}
     assert not faulty & {(row["operation"], row["size_mb"]) for row in report.table_rows("ranks")}
-    assert [message for _, _, message in report.steps[:3]] == [
-        "all_reduce, 0.01 MB, fp32",
-        "all_reduce, 0.01 MB, fp32: warming up",
-        "all_reduce, 0.01 MB, fp32: measuring",
-    ]
+    assert report.steps[2] == (0, 24, "all_reduce, 0.01 MB, fp32: measuring")
     assert report.steps[-1] == (24, 24, "done")
     assert report.cursors == list(range(24))
     assert len(report.verdicts) == 24
-    last = {"operation": "broadcast", "dtype": "bf16", "size_mb": LARGE}
-    crowded = report.check("cores", **last)
+    crowded = report.check("cores", operation="broadcast", dtype="bf16", size_mb=LARGE)
     assert (crowded["ok"], crowded["detail"]) == (False, "2 ranks on 1 usable cores")
-    assert report.check("steady", **last)["ok"]
     assert report.fingerprint["device"]["type"] == "cpu"
     assert "--- output of rank 1 ---\nrank 1 speaks\n" in capsys.readouterr().err
 
@@ -143,10 +133,7 @@ def test_latency_and_bandwidth_are_fitted_to_the_slowest_ranks_times(tmp_path: P
     report = run(tmp_path, operations=["all_reduce", "broadcast"], size_mb=[0.01, 1, 100])
     found, few = report.table_rows("fit")
     assert (found["operation"], found["sizes"], found["note"]) == ("all_reduce", 3, None)
-    assert found["latency_us"] == pytest.approx(50)
-    assert found["gb_per_s"] == pytest.approx(2)
-    assert found["gb_per_s_low"] == pytest.approx(2)
-    assert found["largest_error_percent"] == pytest.approx(0, abs=1e-6)
+    assert (found["latency_us"], found["gb_per_s"]) == (pytest.approx(50), pytest.approx(2))
     assert (few["operation"], few["sizes"], few["latency_us"]) == ("broadcast", 2, None)
     assert "need 3" in few["note"]
 
@@ -159,8 +146,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path, script: list[S
         assert (cell["latency_ms", None]["min"], cell["latency_ms", None]["max"]) == (3.0, 4.0)
         assert cell["skew_ms", None]["median"] == 2.0
         assert cell["algorithm_gb_per_s", None]["median"] == pytest.approx(2**20 / 3.5e6)
-    assert [row["slowest_steps"] for row in report.table_rows("ranks")] == [1, 1, 1, 1]
-    assert [row["median_ms"] for row in report.table_rows("ranks")] == [2.5, 2.5, 2.5, 2.5]
+    assert [(row["slowest_steps"], row["median_ms"]) for row in report.table_rows("ranks")] == [(1, 2.5)] * 4
 
 
 @pytest.mark.parametrize("outcome", ["failed", "oom"])

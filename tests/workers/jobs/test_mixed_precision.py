@@ -66,15 +66,10 @@ def test_a_thousand_hundredths(run, device: str) -> None:
         assert cell["error", None]["median"] == error
         assert cell["rounding_error", None]["median"] + cell["adding_error", None]["median"] == error
         assert {row["outcome"] for row in cell.values()} == {"ok"}
-        (row,) = report.table_rows("accumulations", accumulation=name)
-        assert (row["sum"], row["error"]) == (cell["sum", None]["median"], error)
-        assert (row["right_sum"], row["additions"], row["device"]) == ("10", 1000, device)
         assert report.check("repeated", accumulation=name)["ok"]
-    assert report.table_rows("accumulations", accumulation="fp32")[0]["sum_digits"] == "10.000133514404296875"
     (narrow,) = report.table_rows("accumulations", accumulation="fp16_into_fp32")
     assert (narrow["addend_dtype"], narrow["sum_dtype"]) == ("float16", "float32")
     assert (narrow["error_digits"], narrow["adding_error"]) == ("0.00213623046875", 0)
-    assert set(report.tables) == {"accumulations"}
     assert not RUNNER.timed, "no load of the host disturbs a sum"
 
 

@@ -379,35 +379,24 @@ def test_control_of_the_stopped_keeper(tmp_path: Path) -> None:
 
 
 def test_a_unit_waits_at_its_gate(tmp_path: Path) -> None:
-    """It begins when the gate opens; closing its process ends it even there."""
-    begun, started, alive = run_script(
+    """It begins when the gate opens."""
+    begun = run_script(
         tmp_path,
         "exec",
         """
         import socket
 
-        def start_at_gate():
-            gate, of_unit = socket.socketpair()
-            with of_unit:
-                process = launcher.start(request("counted"), START, [], gate=of_unit)
-            gate.settimeout(60)
-            assert gate.recv(1) == b"R"
-            return process, gate
-
-        process, gate = start_at_gate()
+        gate, of_unit = socket.socketpair()
+        with of_unit:
+            process = launcher.start(request("counted"), START, [], gate=of_unit)
+        gate.settimeout(60)
+        assert gate.recv(1) == b"R"
         begun = [(FOLDER / "runs").exists()]
         gate.sendall(b"R")
         read(process.messages)
         begun.append((FOLDER / "runs").exists())
         process.report()
-        process.close()
-        process, gate = start_at_gate()
-        units = [process._kept_by, *process._kept_by.children()]
-        process.close()
-        psutil.wait_procs(units, 60)
-        print(json.dumps([begun, len(units), [is_alive(unit.pid) for unit in units]]))
+        print(json.dumps(begun))
         """,
     )
     assert begun == [False, True]
-    assert started == len(alive) == 2, "a keeper and its unit"
-    assert not any(alive)
