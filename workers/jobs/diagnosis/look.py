@@ -104,8 +104,8 @@ COMPUTES = ("nn/modules/", "autograd/__init__.py")
 """Files that a step of the optimizer runs only where it is given a closure."""
 NO_UPDATES = ("optim/lr_scheduler.py", "optim/swa_utils.py")
 """Files there that stand for none: a step without its optimizer has their work, too."""
-COMPILERS = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py")
-"""Files of torch in the stack of a compilation, which runs operators as it traces them, and in no compiled step's."""
+OF_HOST = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py", "_tensor_str.py")
+"""Files of torch that compile, or write tensors as text: the operators that they run are none of the step's work."""
 COMPILING, COMPILES = " (dynamo_timed)", "torch.compile compiles here"
 """The end of the profiler's names of a compilation's parts, and the note on a line in which the traced step has one."""
 COLLECTED = "garbage collection"
@@ -320,7 +320,7 @@ class Places:
             if one.name == COLLECTED and (at := self.at(one.begin_ns)) is not None:
                 found[at] += one.end_ns - one.begin_ns
         place = max(found, key=lambda one: found[one], default=None)
-        return COLLECTED if place is None else f"{_named({}, place, self)}: {COLLECTED}"
+        return COLLECTED if place is None else f"{place.file}:{place.line} {place.function}: {COLLECTED}"
 
     @functools.cached_property
     def _written(self) -> Mapping[tuple[str, str], tuple[int, int]]:
@@ -538,7 +538,7 @@ def _cause_of(phase: str, frames: Sequence[tuple[str, str, int]], optimizers: se
     """Return the cause that a stack itself tells; "" if it is the code's own work."""
     if phase in INPUT_PHASES:
         return INPUT
-    if any(file.startswith(f"{_torch_folder()}/{compiler}") for file, *_ in frames for compiler in COMPILERS):
+    if any(file == f"{_torch_folder()}/{of_host}" for file, *_ in frames for of_host in OF_HOST):
         return "host"
     own = any(file.startswith(f"{_torch_folder()}/{folder}") for file, *_ in frames for folder in COMPUTES)
     for file, function, _ in frames:

@@ -94,8 +94,12 @@ def test_a_gap_is_found_between_the_same_launches_of_the_slower_traced_step() ->
 
 def test_only_torchs_own_folders_tell_a_cause() -> None:
     folder = str(Path(torch.__file__).parent)
-    for of, cause in ((folder, "optimizer"), ("/home/me/torch", "")):
-        assert look._cause_of("step", [(f"{of}/optim/mine.py", "update", 3)], set()) == cause
+    for of, file, cause in (
+        (folder, "optim/mine.py", "optimizer"),
+        ("/home/me/torch", "optim/mine.py", ""),
+        (folder, "_tensor_str.py", "host"),  # what a print runs is none of the step's own work
+    ):
+        assert look._cause_of("step", [(f"{of}/{file}", "update", 3)], set()) == cause
 
 
 def test_a_counterfactual_with_other_products_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,6 +162,9 @@ def test_what_the_host_does_between_two_launches_is_told_by_its_lines() -> None:
         "train.py:3-5 step (line 5: 72 % of it; not in every step)",
         "train.py:4 step: garbage collection",
     ], "not line 2, which runs while the device works"
+    looped = places(recording, {1: 1, 300: 4, 500: 5})
+    looped._trace.calls[LINE[4]] = 200
+    assert looped.collecting == "train.py:4 step: garbage collection", "without what is noted of the line"
 
 
 def test_a_whole_step_of_ours_that_is_a_cuda_graph_has_one_phase() -> None:
