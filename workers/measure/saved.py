@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workers.measure.allocations.categories import parts_of
 from workers.measure.allocations.stacks import site
 
 
@@ -36,17 +37,17 @@ def saved_tensors(model: nn.Module, forward: Callable[[], Any]) -> list[SavedTen
         forward: The pass. It keeps what it returns or its graph, so that no storage comes twice.
     """
     names = {id(module): name for name, module in model.named_modules() if name}
-    seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    seen = {one.untyped_storage().data_ptr() for parameter in model.parameters() for one in parts_of(parameter)}
     found: list[SavedTensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
+        storages = {one.data_ptr(): one.nbytes() for one in (part.untyped_storage() for part in parts_of(tensor))}
+        if size := sum(storages[address] for address in storages.keys() - seen):
+            seen.update(storages)
             made_by = "input" if tensor.grad_fn is None else tensor.grad_fn.name()
             where = _module_and_site(sys._getframe(1), names)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found.append(SavedTensor(*where, made_by, dtype, tuple(tensor.shape), storage.nbytes()))
+            found.append(SavedTensor(*where, made_by, dtype, tuple(tensor.shape), size))
         # An operation that saves its output would own itself by it, and the pass would never be released.
         return tensor.detach()
 

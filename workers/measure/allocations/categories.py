@@ -22,7 +22,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 CATEGORIES = ("parameter", "gradient", "optimizer_state", "activation", "input", "temporary", "unknown")
 UNKNOWN = CATEGORIES.index("unknown")
@@ -30,6 +32,14 @@ TEMPORARY = CATEGORIES.index("temporary")
 ACTIVATION = CATEGORIES.index("activation")
 FORWARD = "forward"
 """The phase after which unowned living allocations are activations."""
+
+
+SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
+"""Methods that return what a tensor of a sparse layout consists of."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +98,22 @@ def add(owners: Owners, device: torch.device, category: str, tensors: Iterable[t
     for name, tensor in tensors:
         if tensor.device.type != device.type:
             continue
-        for part in (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else (tensor,):
+        for part in parts_of(tensor):
             storage = part.untyped_storage()
             if storage.nbytes():
                 owners.setdefault(storage.data_ptr(), Owner(index, name, storage.nbytes()))
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors of which one consists that have a storage: itself, those of a sparse one or those that another
+    one wraps, such as a quantised weight; none of what is not made yet, or has its memory elsewhere."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from parts_of(getattr(tensor, name))
+    elif tensor.layout in SPARSE:
+        yield from (getattr(tensor, name)() for name in SPARSE[tensor.layout])
+    elif tensor.layout is torch.strided and not is_lazy(tensor):
+        yield tensor
 
 
 def _state(

@@ -1,5 +1,6 @@
 """Recordings of a model whose sizes are known: on the CPU, on a GPU, and of a fake allocator with a short history."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -64,6 +65,14 @@ def test_parameters_in_no_module_sparse_gradients_and_nested_state_have_owners()
     optimizer.step(lambda: weight.square().sum())
     mine = SimpleNamespace(moments={other: [torch.ones(32)]})
     mine.moments["itself"] = mine.moments
+    table.register_parameter("lazy", nn.UninitializedParameter())
+    rows = torch.eye(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about layouts that are new
+        buffers = [getattr(rows, name)() for name in ("to_sparse", "to_sparse_csr", "to_sparse_csc", "to_mkldnn")]
+        buffers += [torch.nested.nested_tensor([rows, rows[:2]], layout=one) for one in (torch.jagged, torch.strided)]
+    for number, one in enumerate(buffers):
+        table.register_buffer(str(number), one)
     sizes: Counter[str] = Counter()
     owners = owners_of(torch.device("cpu"), table, [optimizer], bare=[other], states=[mine])
     for one in owners.values():
@@ -71,6 +80,8 @@ def test_parameters_in_no_module_sparse_gradients_and_nested_state_have_owners()
     assert sizes["parameter"] == 4 * (8 + 8 + 16)
     assert sizes["gradient"] == 2 * 8 + 4 * 4 + 4 * 8, "indices and rows of the table's"
     assert sizes["optimizer_state"] >= 4 * 32 + 4 * 8, "a list of directions, too"
+    compressed, jagged = 5 * 8 + 8 * 8 + 4 * 4, 3 * 8 + 24 * 4
+    assert sizes["input"] == 8 * 8 + 4 * 4 + 2 * compressed + jagged + 24 * 4, "all that layouts consist of"
 
 
 def test_a_recording_that_is_abandoned_makes_room_for_another() -> None:
