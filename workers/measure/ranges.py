@@ -74,14 +74,20 @@ def named_modules(model: nn.Module) -> Iterator[None]:
     `attention`, `layers.0`. No module may be compiled: a hook inside would make the compiler compile it again."""
     with ExitStack() as undo:
         undo.enter_context(record_ranges())
-        for path, module in model.named_modules():
-            *before, name = path.split(".")
-            if not name or isinstance(module, torch.jit.ScriptModule):
-                continue
-            if name.isdigit():
-                name = f"{before[-1] if before else type(module).__name__}.{name}"
-            undo.callback(_hook(module, name))
+        for name, module in modules_by_name(model):
+            if not isinstance(module, torch.jit.ScriptModule):
+                undo.callback(_hook(module, name))
         yield
+
+
+def modules_by_name(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules in a model with the names of their ranges."""
+    for path, module in model.named_modules():
+        *before, name = path.split(".")
+        if name.isdigit():
+            name = f"{before[-1] if before else type(module).__name__}.{name}"
+        if name:
+            yield name, module
 
 
 def _hook(module: nn.Module, name: str) -> Callable[[], None]:

@@ -42,6 +42,7 @@ from workers.measure.profiling.recording import AnotherProfiler, Profile
 from workers.measure.profiling.sampling import Samples
 from workers.measure.profiling.timeline import step_uses
 from workers.measure.profiling.usage import ClassUsage, in_phases, time_of, work_in
+from workers.measure.ranges import modules_by_name
 from workers.measure.table import Scalar
 from workers.measure.validity import Monitor
 from workers.model.accounting import ATTENTION_PARTS, Cost, attention_part, peak_tflops, visible_share
@@ -300,7 +301,9 @@ class Profiling:
         self.sparing = slow or (alone is not None and alone.suffices)
         self.steps = 1 if self.sparing else self.spec.profile_steps
         profile = self._record(alone)
-        attribution = Attribution(profile.recording, self.phases, on_gpu=self.on_gpu)
+        modules = [] if self.spec.step_code is None else modules_by_name(self.timed.training.modules)
+        names = {name for name, _ in modules}
+        attribution = Attribution(profile.recording, self.phases, on_gpu=self.on_gpu, modules=names)
         # A step on a CPU may do all its work in NumPy.
         if len(attribution.steps) != self.steps or (self.on_gpu and not attribution.work):
             seen, work = len(attribution.steps), len(attribution.work)

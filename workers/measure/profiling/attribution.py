@@ -2,7 +2,8 @@
 
 Work belongs to the phase in which the host launched it, even if the device runs it later. A kernel of the backward pass
 belongs to the range in which the forward pass made its autograd node: node and forward operator share a sequence
-number. Work inside a range of the backward pass itself (a recomputed layer) belongs to that range.
+number. Work inside a range of the backward pass itself (a recomputed layer) belongs to that range. Where the code has
+a range of its own around the backward pass, its work belongs to that and, inside of it, to the module of its node.
 
 On a CPU there are no kernels; the work is the operators, each with its self time: without the operators that it calls.
 """
@@ -87,11 +88,13 @@ class Interval:
 
 class Attribution:
     """The step, phase, ranges and operator of all work of a recording. `on_gpu`: whether the work is that of a GPU, or
-    the operators of a CPU."""
+    the operators of a CPU. `modules`: names of ranges that are modules, in a step that may have other ones."""
 
-    def __init__(self, recording: Recording, phases: Collection[str], *, on_gpu: bool) -> None:
+    def __init__(
+        self, recording: Recording, phases: Collection[str], *, on_gpu: bool, modules: Collection[str] = ()
+    ) -> None:
         self._device, self._memory = recording.device, recording.memory
-        self._on_gpu = on_gpu
+        self._on_gpu, self._modules = on_gpu, frozenset(modules)
         self._events = [event for event in recording.host if event.kind not in ("launch", "python")]
         self._launches = {event.id: event for event in recording.host if event.kind == "launch"}
         self._parents = parents(self._events)
@@ -319,9 +322,23 @@ class Attribution:
                 maker = None
                 if event.kind == "backward" and not names and event.sequence >= 0:
                     maker = self._makers.get((event.forward_thread, event.sequence))
+                if maker is not None and self._modules and maker < at and (path := self._called_in(event, maker)):
+                    names = [*reversed(path)]
+                    break
                 at = self._parents[at] if maker is None else maker
             self._paths[index] = tuple(reversed(names))
         return self._paths[index]
+
+    def _called_in(self, event: HostEvent, maker: int) -> tuple[str, ...]:
+        """Return the ranges that are open where the backward pass of an event was called, and the module whose forward
+        operator made its node; () if these ranges are around that operator, too."""
+        at = self._around(self._events[next(iter(self._steps))].thread, event.begin_ns, event.begin_ns)
+        while at is not None and self._events[at].kind != "range":
+            at = self._parents[at]
+        called, made = () if at is None else self._path(at), self._path(maker)
+        if made[: len(called)] == called:
+            return ()
+        return (*called, *itertools.dropwhile(lambda name: name not in self._modules, made))
 
 
 def parents(events: Sequence[HostEvent]) -> list[int | None]:
