@@ -1,7 +1,6 @@
 """Controls of jobs and of the queue over HTTP: time limits, retries, pauses, unique keys."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,27 +122,6 @@ class TestRetry:
         assert (response.status_code, response.headers["location"]) == (303, page)
         assert site.job(failed)["state"] == "queued"
         assert button not in site.http.get(page).text
-
-
-class TestPausing:
-    @pytest.fixture(autouse=True)
-    def _nothing_stays_paused(self, site: Any) -> Iterator[None]:
-        yield
-        site.http.put("/queue/paused", json={"kinds": []})
-
-    def test_paused_jobs_wait(self, site: Any) -> None:
-        job_id = site.submit(priority=10)["id"]
-        site.http.put("/queue/paused", json={"kinds": ["benchmark"]})
-        with pytest.raises(AssertionError, match="nothing to claim"):
-            site.worker.claim()
-        assert "its kind is paused" in site.job(job_id)["waiting"]
-        assert "Paused: benchmark." in site.http.get("/ui").text
-        site.http.put("/queue/paused", json={"kinds": "all"})
-        assert "the queue is paused" in site.job(job_id)["waiting"]
-        assert "Paused: all kinds." in site.http.get("/ui").text
-        site.http.put("/queue/paused", json={"kinds": []})
-        assert "Paused:" not in site.http.get("/ui").text
-        site.worker.claim_job(job_id)
 
 
 class TestUniqueKey:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.output import MOST_KERNELS, print_answer, print_answers
+from app.cli.output import MOST_KERNELS, print_answer
 
 
 def serving(tables: dict[str, list[dict[str, Any]]]) -> Any:
@@ -26,20 +26,6 @@ DISTURBED = {"verdict": "suspect", "checks": [{"name": "steady", "ok": False, "d
 def printed(capsys: pytest.CaptureFixture[str], kind: str, answers: Any, **spec: Any) -> list[str]:
     print_answer(answers, {"id": 7, "kind": kind, "state": "succeeded", "spec": spec, "validity": DISTURBED})
     return capsys.readouterr().out.strip().splitlines()
-
-
-def test_sentences_and_tables_that_answer_are_printed_first(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = [{"name": name} for name in ("unit_index", "answer", "fits")]
-    tables = [
-        {"name": "answer", "columns": columns[:2], "units": [0], "answers": True},
-        {"name": "fits", "columns": columns, "units": [0, 1], "answers": True},
-        {"name": "details", "columns": columns, "units": [0], "answers": False},
-    ]
-    answers = serving({name: [{"unit_index": 0, "answer": "It fits.", "fits": True}] for name in ("answer", "fits")})
-    answers.list_tables = lambda _job: tables
-    print_answers(answers, {"id": 7})
-    lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert (lines[0], lines[1].split(), len(lines)) == ("It fits.", ["unit_index", "answer", "fits"], 3)
 
 
 def kernel(name: str, total_ms: float) -> dict[str, Any]:

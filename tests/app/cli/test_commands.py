@@ -323,6 +323,7 @@ def test_pause_and_resume(site: Any, flopwatch: Any) -> None:
     assert ended(flopwatch("pause", "--kind", "kernel")) == "paused: kernel\n"
     assert ended(flopwatch("pause", "--kind", "benchmark", "--kind", "kernel")) == "paused: benchmark, kernel\n"
     assert "its kind is paused: `flopwatch resume --kind benchmark`" in flopwatch("submit", *TINY).stderr
+    assert "Paused: benchmark, kernel." in site.http.get("/ui").text
     assert ended(flopwatch("resume", "--kind", "benchmark")) == "paused: kernel\n"
     assert "unknown kind" in ended(flopwatch("pause", "--kind", "benchmak"), 1).lower()
     assert ended(flopwatch("pause")) == "paused: all kinds\n"

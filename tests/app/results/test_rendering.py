@@ -83,16 +83,6 @@ class TestMeasurements:
         assert (answer["rows"][0]["step_ms"], answer["rows"][1]["step_ms"]) == (1234.5678, None)
         assert (answer["rows"][1]["step_ms_n"], answer["missing"]) == (None, ["context_length=512: oom"])
 
-    def test_html_has_no_style_and_marks_numbers(self) -> None:
-        text = render(MEASURED, "html")
-        assert not re.search(r"style|border|dataframe", text)
-        assert '<tr><th>model</th><th class="number">context_length</th>' in text
-        assert '<th class="number">step_ms</th></tr>' in text
-        assert (
-            '<tr><td>small</td><td class="number">512</td><td class="number">21.35</td><td class="number">oom</td></tr>'
-            in text
-        )
-
 
 class TestLatex:
     def test_with_a_caption_or_a_label_it_floats(self) -> None:
