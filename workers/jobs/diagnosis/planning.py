@@ -107,7 +107,7 @@ class _Progress:
         tried = {_names(row) for row in self.rows if row["stage"] == "screen"}
         possible = [(row["change"],) for row in self.candidates if row["why_not"] is None]
         left = [names for names in possible if names not in tried and names[0] not in self.too_slow]
-        if not left:
+        if not left or self.left_s <= 0:
             return []
         if not tried:
             return self._units("screen", [(), left[0]])

@@ -185,6 +185,7 @@ def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> 
     assert {name for name, one in results.items() if one.verdict == "not_tried"} == STEP_MS.keys() - tried
     assert "not_tried" in {one.verdict for one in results.values()} or budget_s >= 60
     assert "better" not in {one.verdict for one in results.values()} or budget_s > 10, "without turns"
+    assert not Played(budget_s=budget_s, look_s=budget_s + 1.0).sides("screen"), "the look has taken all of it"
 
 
 def test_a_clear_gain_takes_its_turns_before_a_small_budget_is_spent_on_other_changes() -> None:

@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.ranges import record_ranges
 from workers.measure.profiling.attribution import Attribution, Interval
@@ -208,6 +210,16 @@ def test_runs_of_the_garbage_collector_are_timed_and_named_for_the_profiler() ->
     before = len(taken)
     gc.collect()
     assert len(taken) == before, "only inside of the context"
+    traced: list[Any] = []
+
+    class Tracing(TorchDispatchMode):
+        def __torch_dispatch__(self, *call: Any) -> None:
+            traced.append(call)
+
+    with record_ranges(), collections_named() as taken, Tracing():
+        gc.collect()
+    assert taken, "timed"
+    assert not traced, "a compiler would take the range for an operator"
 
 
 def test_naming_a_collection_imports_nothing() -> None:
