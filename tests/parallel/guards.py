@@ -363,6 +363,30 @@ def compiled(wrapper: str) -> None:
         close(ours_now, theirs_now, name)
 
 
+class Norms(nn.Module):
+    """Two branches, each a unit of which all ranks have the whole, and which is one only by its other dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(2))
+
+    def forward(self, x: Tensor, norm: int) -> Tensor:
+        return self.norms[norm](self.first(x))
+
+
+def branches_of_whole_units() -> None:
+    """Use another one on each rank."""
+    torch.manual_seed(0)
+    alone = Norms().to(device())
+    model = parallel.FullyShardedDataParallel(copy.deepcopy(alone), torch.float64)
+    x = torch.randn(2, 4, device=device())
+    model(x, dist.get_rank()).square().sum().backward()
+    model.finish_gradient_synchronization()
+    sum((alone(x, norm).square().sum() / 2 for norm in range(2)), start=torch.zeros(())).backward()
+    same_gradients(model, alone)
+
+
 def wrapped_twice() -> dict[str, list[str]]:
     """The errors of wrapping a model with a wrapper in it, of wrapping parts, and of others that take parts."""
     wrappers = list(WRAPPERS.values())
@@ -409,3 +433,21 @@ def states_of_parts() -> list[str]:
     # What has no parts of its own is still saved.
     assert list(module.norm.state_dict()) == ["weight", "bias"]
     return errors
+
+
+def foreign_optimizer_states() -> list[str]:
+    """The errors of states of another model's optimizer, on rank 0 alone, and of a whole one, loaded as parts."""
+    module = nn.Linear(4, 3).to(device())
+    model = parallel.FullyShardedDataParallel(module)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4, device=device())).sum().backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+    errors = []
+    for number, shape in ((0, (6, 2)), (1, (1,)), (7, (1,))):
+        state = model.full_optimizer_state_dict(optimizer)
+        state["state"].setdefault(number, {})["exp_avg"] = torch.ones(shape)
+        loaded = state if dist.get_rank() == 0 else None
+        errors.append(error_of(lambda loaded=loaded: model.load_full_optimizer_state_dict(optimizer, loaded)))
+    whole = model.full_optimizer_state_dict(optimizer)
+    return [*errors, error_of(lambda: optimizer.load_state_dict(whole))]

@@ -218,6 +218,13 @@ def derivatives() -> dict[str, str]:
     return found
 
 
+def copies() -> list[str]:
+    """The errors of copies of a sharded model, and of one of its modules."""
+    model, _ = both()
+    x = torch.ones(2, WIDTH, device=device())
+    return [error_of(lambda: copy.deepcopy(model)), error_of(lambda: copy.deepcopy(model.module.blocks[1])(x))]
+
+
 class Raises(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -249,6 +249,19 @@ def from_meta(compute: str | None) -> dict[str, Any]:
     return {"existing": max(existing), "all": sum(p.nbytes for p in alone.parameters()), "errors": errors}
 
 
+def kinds_of_numbers() -> None:
+    """Frozen parameters in dtypes that backends do not send."""
+    for dtype in (torch.bool, torch.int16, torch.float8_e4m3fn):
+        module = nn.Linear(3, 3).to(device())
+        kept = torch.arange(12.0).view(3, 4).to(dtype).to(device())
+        module.kept = nn.Parameter(kept.clone(), requires_grad=False)
+        module.forward = lambda x, one=module: x @ one.weight @ one.kept.float()
+        model = parallel.FullyShardedDataParallel(module)
+        state = model.full_state_dict()
+        assert torch.equal(state["kept"].float(), kept.float()), dtype
+        assert torch.equal(model(torch.eye(3, device=device())), state["weight"] @ kept.float()), dtype
+
+
 def wrong_replicas() -> list[str]:
     """Groups of which one is both, and replicas that have different parts."""
     right = two_by_two()

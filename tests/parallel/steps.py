@@ -10,6 +10,7 @@ from torch import nn
 import parallel
 from parallel.collectives import recorded
 from tests.parallel.training import WRAPPERS, device, first_ranks_model, one_pass
+from workers.measure.own_step import OwnStep
 
 WIDTH, LAYERS = 4096, 8
 LARGE: dict[str, Any] = {
@@ -24,6 +25,20 @@ def backward(model: Any, inputs: torch.Tensor) -> None:
     if hasattr(model, "finish_gradient_synchronization"):
         model.finish_gradient_synchronization()
     model.zero_grad(set_to_none=True)
+
+
+def told_as_lost() -> list[str]:
+    """What a step of one's own, whose optimizer is divided among the ranks, is told to have lost of its gradients."""
+
+    def make() -> Any:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        optimizer = parallel.ShardedOptimizer(model.parameters(), torch.optim.AdamW)
+        return lambda: (model(torch.ones(2, 4)).sum().backward(), optimizer.step(), optimizer.zero_grad())
+
+    own = OwnStep()
+    own.make(make)
+    own.phases(())
+    return own.lost_gradients()[0]
 
 
 def peaks() -> dict[str, float]:

@@ -92,6 +92,10 @@ def test_a_module_on_the_meta_device(ranks: Pool, compute: str | None) -> None:
         assert "Everything has no reset_parameters(), so scalar, scale, count, mask would have any values" in values
 
 
+def test_frozen_parameters_of_every_dtype(ranks: Pool) -> None:
+    ranks(sharding.kinds_of_numbers)
+
+
 @pytest.mark.parametrize("passes", ["0 1 finished", "1", "1 2 finished", "0 1 2"])
 def test_gradients_accumulate_without_being_sent(ranks: Pool, passes: str) -> None:
     ranks(training.fully_sharded_parity, "", 3, passes)
@@ -198,6 +202,14 @@ def test_torchs_ways_to_save_and_load_parts_are_refused(two_ranks: Pool) -> None
             assert "load_full_state_dict()" in error
 
 
+def test_states_of_another_models_optimizer_are_refused_on_every_rank(two_ranks: Pool) -> None:
+    for weight, bias, number, part in two_ranks(guards.foreign_optimizer_states):
+        assert "exp_avg of weight has the shape (6, 2) in the state and the parameter (3, 4)" in weight
+        assert "exp_avg of bias has the shape (1,) in the state and the parameter (3,)" in bias
+        assert "parameter 7" in number
+        assert "the loaded exp_avg has the shape (3, 4), and this rank's part of its parameter (6,)" in part
+
+
 def test_a_parameter_with_fewer_elements_than_ranks(ranks: Pool) -> None:
     ranks(training.few, "fully sharded")
 
@@ -209,6 +221,10 @@ def test_parameters_are_parts_whenever_no_unit_runs(two_ranks: Pool) -> None:
 def test_the_wrapped_module_can_be_called_itself(two_ranks: Pool) -> None:
     for lengths in two_ranks(training.fully_sharded_called_inside):
         assert lengths[0] == lengths[1] == lengths[2] > 0
+
+
+def test_ranks_may_use_different_units_that_are_not_divided(two_ranks: Pool) -> None:
+    two_ranks(guards.branches_of_whole_units)
 
 
 def test_computation_in_another_dtype(ranks: Pool) -> None:

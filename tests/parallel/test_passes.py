@@ -70,6 +70,12 @@ def test_derivatives_by_the_inputs(two_ranks: Pool) -> None:
             assert (refused[name] in text) if name in refused else text == "", name
 
 
+def test_copies_are_refused(two_ranks: Pool) -> None:
+    for of_model, of_module in two_ranks(outputs.copies):
+        assert "can be neither copied nor pickled" in of_model
+        assert "this is a copy of a module in a FullyShardedDataParallel" in of_module
+
+
 def test_an_error_in_the_backward_pass_leaves_no_gradients(two_ranks: Pool) -> None:
     assert two_ranks(outputs.after_an_error) == [[], []]
 

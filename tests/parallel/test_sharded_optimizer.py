@@ -5,7 +5,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from parallel.step_check import refuse_shared_memory
-from tests.parallel import training
+from tests.parallel import steps, training
 from tests.parallel.pool import Pool
 
 
@@ -31,6 +31,14 @@ def test_each_parameters_state_is_on_one_rank(ranks: Pool) -> None:
     for one in reports:
         assert one["loose"] == ["frozen.weight", "frozen.bias"]  # all others are exchanged in chunks
         assert one["bytes"] / 2 <= total / len(reports) + largest
+
+
+def test_an_optimizers_own_counters_count_steps(two_ranks: Pool) -> None:
+    two_ranks(training.optimizer_counters)
+
+
+def test_gradients_of_other_ranks_parameters_are_not_told_as_lost(two_ranks: Pool) -> None:
+    assert two_ranks(steps.told_as_lost) == [[]] * 2
 
 
 def test_fewer_parameters_than_ranks(ranks: Pool) -> None:

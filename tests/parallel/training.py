@@ -364,6 +364,35 @@ def optimizer_memory() -> dict[str, Any]:
     }
 
 
+class Counting(torch.optim.Optimizer):
+    """Its rate falls with the steps that it counts in itself and in its groups."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "steps": 0})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.steps += 1
+        for group in self.param_groups:
+            group["steps"] += 1
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"] / (self.steps + group["steps"]))
+
+
+def optimizer_counters() -> None:
+    """Train parameters of two dtypes, which are two chunks."""
+    model = nn.Sequential(*(nn.Linear(4, 4, dtype=dtype) for dtype in (torch.float32, torch.float64) for _ in "abc"))
+    alone = copy.deepcopy(model)
+    ours, theirs = parallel.ShardedOptimizer(model.parameters(), Counting, lr=0.1), Counting(alone.parameters(), lr=0.1)
+    for _ in range(3):
+        for one, optimizer in ((model, ours), (alone, theirs)):
+            for parameter in one.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        same_as(model, alone)
+
+
 def optimizer_groups() -> None:
     """Parameter groups with hyper-parameters of their own, one of them added later, fewer parameters than ranks."""
     model, alone = first_ranks_model(), first_ranks_model()
