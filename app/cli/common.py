@@ -223,7 +223,16 @@ class Waiting:
         False
     )
     wait_at_most: WaitAtMost = None
+    statistic: Annotated[
+        TableStatistic | None,
+        typer.Option(help="Of the samples, in the table of --wait; by default the median."),
+    ] = None
     as_json: AsJson = False
+
+    def __post_init__(self) -> None:
+        if self.statistic is not None and (self.as_json or not self.waits):
+            why = "is of the table that --wait prints, without --json"
+            raise typer.BadParameter(why, param_hint="--statistic")
 
     @property
     def waits(self) -> bool:

@@ -137,7 +137,7 @@ def _jobs_wait(ids: Sequence[str]) -> str:
     return f"jobs {', '.join(ids[:MAX_NAMED])}{more} wait"
 
 
-def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
+def print_results(server: Flopwatch, job: dict[str, Any], statistic: str | None = None) -> None:
     """Print a job's table as `flopwatch table` does, the reasons why cells have no numbers, its units and their tables.
 
     For a job that did not succeed, the table has its earlier measurements, marked, and why the other cells are empty.
@@ -152,7 +152,7 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     tables = server.list_tables(job)
     if server.has_measurements(job):
         echo()
-        echo_table(server.table_text(job=job))
+        echo_table(server.table_text(job=job, statistic=statistic))  # type: ignore[arg-type]  # the option's choices
         print_missing(server.missing(job))
     _print_units(server.units(job))
     _print_tables(job["id"], tables)
@@ -181,14 +181,17 @@ def _print_files(server: Flopwatch, job: Mapping[str, Any]) -> None:
         echo_line(f"files: {', '.join(names[:MAX_NAMED])}{more}; `flopwatch download {job['id']}` fetches them")
 
 
-def print_answer(server: Flopwatch, job: dict[str, Any], question: Question | None = None) -> None:
+def print_answer(
+    server: Flopwatch, job: dict[str, Any], question: Question | None = None, statistic: str | None = None
+) -> None:
     """Print what a job has just answered. Of profiles and comparisons that succeeded, print the rows that matter and
-    the command for the rest; of other jobs all results. `question`: of a comparison."""
+    the command for the rest; of other jobs, and where a statistic is asked for, all results. `question`: of a
+    comparison."""
     of_comparison = functools.partial(_print_comparison, question=question or {})
     answers: dict[str, Callable[..., bool]] = {"profile": _print_kernels, "compare": of_comparison}
     answer = answers.get(job["kind"])
-    if answer is None or job["state"] != "succeeded" or not answer(server, job):
-        print_results(server, job)
+    if statistic is not None or answer is None or job["state"] != "succeeded" or not answer(server, job):
+        print_results(server, job, statistic)
     if job["state"] == "failed":
         echo_line(f"`flopwatch logs {job['id']}` prints its output")
 

@@ -163,9 +163,8 @@ def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
             site.worker.report(claim, "progress", done=1, total=2, message="measuring")
             site.worker.report(claim, "log", text="a line of output\n")
             state = "failed" if (claim.name or "").startswith("fails") else "succeeded"
-            measurements = (
-                [] if state == "failed" else [builders.measured("forward_ms", 1.25, model="tiny", context_length=8)]
-            )
+            case = {"model": "tiny", "context_length": 8}
+            measurements = [] if state == "failed" else [builders.measurement("forward_ms", 1.25, max=2.5, case=case)]
             is_wrong = (claim.name or "").startswith("is wrong")
             validity = {"verdict": "wrong", "counts": {"wrong": 1}, "checks": []} if is_wrong else None
             site.worker.finish(claim, state, measurements=measurements, validity=validity, log="a line of output\n")

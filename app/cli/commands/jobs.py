@@ -143,6 +143,8 @@ def submit(
     from app.cli.output import print_dry_run
     from app.cli.specs import chosen
 
+    if waiting.statistic is not None and output_format == "brief":
+        raise typer.BadParameter("is of a table; --format brief prints none", param_hint="--statistic")
     options = submission.given()
     kind, under, lists = chosen(server.specs(), source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
@@ -221,7 +223,7 @@ def _go_on(
     elif wait:
         print_answers(server, job)
         print_job(job)
-        print_answer(server, job, question)
+        print_answer(server, job, question, waiting.statistic)
     if wait and (code := _code_of(job)):
         raise typer.Exit(code)
 
@@ -363,7 +365,7 @@ def _follow_sweep(server: Flopwatch, made: dict[str, Any], waiting: Waiting) -> 
     if as_json:
         print_json(made)
     elif wait:
-        echo_table(server.table_text(sweep=made["id"]))
+        echo_table(server.table_text(sweep=made["id"], statistic=waiting.statistic))  # type: ignore[arg-type]  # its choices
         echo()
         echo_line(counts_text(made["counts"]))
         print_searches(made)

@@ -83,6 +83,9 @@ def test_wait(flopwatch: Any, obedient: Any) -> None:
     assert re.search(r"^\| tiny +\| +8 +\| +1.25\d* \|$", out, re.MULTILINE), out
     assert "1/2 measuring" in done.stderr
     assert "\x1b" not in out + done.stderr, "plain lines where there is no terminal"
+    for command in (("submit", *TINY), ("sweep", *TINY, "seed=1,2")):
+        assert "2.500 |" in ended(flopwatch(*command, "--wait", "--statistic", "max"))
+        assert "is of the table" in ended(flopwatch(*command, "--statistic", "max"), 2)
 
 
 def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> None:
