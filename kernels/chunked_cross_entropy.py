@@ -17,17 +17,19 @@ IGNORE_INDEX = -100
 NAMES = "linear_cross_entropy", "torch.nn.functional.cross_entropy of hidden @ weight.T"
 
 SoftmaxGradient = Callable[..., tuple[Tensor, Tensor]]
-"""`softmax_gradient` or a function of the same arguments, of which the last is passed only where it is not the default.
-"""
+"""`softmax_gradient` or a function of the same arguments, of which the last two are passed only where they are not at
+their defaults."""
 
 
-def softmax_gradient(logits: Tensor, targets: Tensor, ignore_index: int = IGNORE_INDEX) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses, and its gradient: softmax(logits) - one-hot(target).
+def softmax_gradient(
+    logits: Tensor, targets: Tensor, ignore_index: int = IGNORE_INDEX, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the losses, and its gradient: softmax(logits) - one-hot(target), without smoothing.
 
     Args:
         logits: (rows, vocabulary).
         targets: (rows,), integers below vocabulary, or `ignore_index`.
-        ignore_index: See `linear_cross_entropy`.
+        ignore_index, label_smoothing: See `linear_cross_entropy`.
 
     Returns:
         A scalar, float32 (float64 for float64 logits), and a tensor of the logits' shape and dtype.
@@ -36,20 +38,25 @@ def softmax_gradient(logits: Tensor, targets: Tensor, ignore_index: int = IGNORE
     logsumexp = torch.logsumexp(wide, dim=-1, keepdim=True)
     labels = targets.long().unsqueeze(-1)
     counts = labels != ignore_index
-    losses = logsumexp - wide.gather(-1, labels.where(counts, 0))
+    of_target = wide.gather(-1, labels.where(counts, 0))
+    if label_smoothing:
+        of_target = (1 - label_smoothing) * of_target + label_smoothing * wide.mean(-1, keepdim=True)
+    losses = logsumexp - of_target
     if 0 <= ignore_index < logits.shape[-1]:
         labels = labels.where(counts, -1)
     is_target = torch.arange(logits.shape[-1], device=logits.device) == labels
     gradient = (wide - logsumexp.where(counts, torch.inf)).exp()  # 0 in rows that do not count
     gradient = gradient - is_target.to(wide.dtype)
+    if label_smoothing:
+        gradient = gradient + label_smoothing * (is_target.to(wide.dtype) - counts.to(wide.dtype) / logits.shape[-1])
     return losses.where(counts, 0).sum(), gradient.to(logits.dtype)
 
 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, softmax_gradient: SoftmaxGradient = softmax_gradient, *,
-    ignore_index: int = IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Return the mean cross-entropy of `hidden @ weight.T`, computing the logits of one chunk of rows at a time.
+    """Return the cross-entropy of `hidden @ weight.T`, computing the logits of one chunk of rows at a time.
 
     As in Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, section 3.2), the forward pass also computes the
     gradients of each chunk, whose logits it then frees. Unlike there, the weight's gradient is summed in float32 and
@@ -64,17 +71,23 @@ def linear_cross_entropy(
         softmax_gradient: `softmax_gradient` of this module, its compiled form, or `softmax_gradient_` of
             `kernels.linear_cross_entropy_triton`, which overwrites the logits.
         ignore_index: Rows with this target do not count: their gradients are 0.
+        reduction: "mean" over the rows that count, or "sum".
+        label_smoothing: The part of the target's probability that all words share, 0 … 1 (Szegedy et al., 2016).
 
     Returns:
-        The loss in nats, a float32 scalar (float64 for float64 logits); NaN if no row counts, as that of
+        The loss in nats, a float32 scalar (float64 for float64 logits); the mean is NaN if no row counts, as that of
         torch.nn.functional.cross_entropy.
 
     Raises:
-        ValueError: sizes, dtypes or devices do not fit together.
+        ValueError: sizes, dtypes or devices do not fit together, or an option is out of its range.
         IndexError: on a CPU, a target is out of range. On a GPU that is a device-side assertion, as in
             torch.nn.functional.cross_entropy.
         NoDerivative: from the backward pass, if it is differentiated in turn; in forward mode; under torch.func.
     """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"expected reduction mean or sum, not {reduction!r}: {NAMES[1]} has others")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"expected a label_smoothing from 0 to 1, not {label_smoothing}")
     check(hidden, weight, targets, ignore_index)
     if not torch.is_grad_enabled():  # inside of an autograd.Function tensors do not tell
         hidden, weight = hidden.detach(), weight.detach()
@@ -82,10 +95,10 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
     compute: SoftmaxGradient = softmax_gradient
-    if ignore_index != IGNORE_INDEX:
-        compute = functools.partial(compute, ignore_index=ignore_index)
+    if ignore_index != IGNORE_INDEX or label_smoothing:
+        compute = functools.partial(compute, ignore_index=ignore_index, label_smoothing=label_smoothing)
     targets = targets.long()  # unsigned ones would be compared with ignore_index modulo their range
-    count = (targets != ignore_index).sum()
+    count = (targets != ignore_index).sum() if reduction == "mean" else None
     loss: Tensor = LinearCrossEntropy.apply(hidden, weight, targets, dtype, compute, count)[0]  # type: ignore[no-untyped-call]
     return loss
 
@@ -126,7 +139,7 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int = I
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The sum of the losses, divided by `count`; see `linear_cross_entropy`.
+    """The sum of the losses, divided by `count` if that is not None; see `linear_cross_entropy`.
 
     Gradients of hidden and weight are results, too. The backward pass reads them, and their own gradients come only
     from a second backward pass: so that is noticed at no cost.
@@ -140,14 +153,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         dtype: torch.dtype,
         compute: SoftmaxGradient,
-        count: Tensor,
+        count: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         loss, of_hidden, of_weight = _sum(hidden, weight, targets, dtype, compute, ctx.needs_input_grad)
         compiled = torch.compiler.is_compiling()
         source = None if not compiled else weight if ctx.needs_input_grad[1] else hidden
         ctx.save_for_backward(of_hidden, of_weight, count, source)
         ctx.inputs = hidden.shape, hidden.dtype, weight.dtype
-        loss = loss / count
+        if count is not None:
+            loss = loss / count
         if compiled:
             return loss, None, None
         ctx.set_materialize_grads(False)
@@ -159,7 +173,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             raise NoDerivative(NAMES[0], "second derivative", NAMES[1])
         of_hidden, of_weight, count, source = ctx.saved_tensors
         shape, hidden_dtype, weight_dtype = ctx.inputs
-        scale = gradient / count.clamp(min=1)
+        scale = gradient if count is None else gradient / count.clamp(min=1)
         if source is not None:
             scale = linked(scale, source)
         if of_hidden is not None:

@@ -129,23 +129,28 @@ def ours(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)
-def test_rows_that_do_not_count(ours, device, dtype, rng, monkeypatch) -> None:
+def test_rows_that_do_not_count_and_options(ours, device, dtype, rng, monkeypatch) -> None:
     monkeypatch.setattr(chunked, "MIN_CHUNK_ROWS", 1)
     monkeypatch.setattr(chunked, "CHUNK_BYTES", 3 * 61 * dtype.itemsize)
-    for ignored in (-100, 5):
+    smoothed = {"label_smoothing": 0.3, "reduction": "sum"}
+    for ignored, options in ((-100, {}), (5, {}), (5, smoothed), (-100, {**smoothed, "reduction": "mean"})):
         inputs = [draw(*shape, rng=rng, dtype=dtype, device=device) for shape in ((2, 4, 20), (61, 20))]
         targets = torch.randint(61, (2, 4), device=device)
         targets[0, 1] = targets[1, 1:3] = ignored
         leaves = [one.clone().requires_grad_() for one in inputs]
         wide = [one.double().requires_grad_() for one in inputs]
-        loss = ours(*leaves, targets, ignore_index=ignored)
-        exact = functional.cross_entropy((wide[0] @ wide[1].T).flatten(0, -2), targets.flatten(), ignore_index=ignored)
+        loss = ours(*leaves, targets, ignore_index=ignored, **options)
+        logits = (wide[0] @ wide[1].T).flatten(0, -2)
+        exact = functional.cross_entropy(logits, targets.flatten(), ignore_index=ignored, **options)
         assert loss.dtype == torch.promote_types(dtype, torch.float32)
         mine, right = (loss, *torch.autograd.grad(loss, leaves)), (exact, *torch.autograd.grad(exact, wide))
         limit = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02)
         for one, other in zip(mine, right, strict=True):
-            assert (one.double() - other).norm() <= limit * other.norm(), ignored
+            assert (one.double() - other).norm() <= limit * other.norm(), (ignored, options)
         assert not mine[1][targets == ignored].any()
+    for wrong in ({"reduction": "none"}, {"label_smoothing": 1.5}):
+        with pytest.raises(ValueError, match=r"expected (reduction|a label_smoothing)"):
+            ours(*inputs, targets, **wrong)
 
 
 @pytest.mark.parametrize(("dtype", "last"), [(torch.uint8, 156), (torch.int8, -100), (torch.uint16, 156)])
