@@ -6,13 +6,7 @@ import torch
 
 from kernels.attention.oracle import oracle
 from kernels.attention.problem import AttentionProblem
-from kernels.tolerance import (
-    TOLERANCES,
-    Error,
-    error,
-    fixed_limits,
-    limits_of_mean,
-)
+from kernels.tolerance import TOLERANCES, Error, error, fixed_limits, limits_of_mean
 
 
 def test_the_error_of_the_whole_and_of_its_worst_element() -> None:

@@ -406,15 +406,6 @@ def wrapped_twice() -> dict[str, list[str]]:
     return errors
 
 
-def refrozen(name: str, trains: bool) -> list[str]:
-    """Freeze or unfreeze a parameter after wrapping; return the forward pass's errors then, and once that is undone."""
-    model = parallel.FullyShardedDataParallel(first_ranks_model())
-    model.module.get_parameter(name).requires_grad_(trains)
-    changed = error_of(lambda: part_loss(model, 0))
-    model.module.get_parameter(name).requires_grad_(not trains)
-    return [changed, error_of(lambda: part_loss(model, 0))]
-
-
 def states_of_parts() -> list[str]:
     """The errors of torch's own ways to save and load, of the wrapper, the module in it, one around it, and a block."""
     module = first_ranks_model()

@@ -2,13 +2,7 @@
 
 import pytest
 
-from parallel.accounting import (
-    OPERATIONS,
-    STRATEGIES,
-    Traffic,
-    step_traffic,
-    traffic_factor,
-)
+from parallel.accounting import OPERATIONS, STRATEGIES, Traffic, step_traffic, traffic_factor
 
 
 def ring_bytes(operation: str, ranks: int, size: int) -> float:

@@ -670,25 +670,6 @@ def fully_sharded_compute_dtype() -> dict[str, Any]:
     }
 
 
-def fully_sharded_sizes() -> dict[str, Any]:
-    """Elements kept here, at rest and in the middle of the forward pass."""
-    model = parallel.FullyShardedDataParallel(first_ranks_model())
-    whole: list[list[str]] = []
-
-    def look(module: nn.Module, inputs: Any) -> None:
-        whole.append([unit.name for unit in model.units if unit.is_whole])
-
-    model.module.blocks[1].norm.register_forward_pre_hook(look)
-    for _ in range(2):
-        one_pass(model, 0)
-    return {
-        "parts": {name: parameter.numel() for name, parameter in model.module.named_parameters()},
-        "memory": sum(one.memory.untyped_storage().nbytes() for unit in model.units for one in unit.held),
-        "whole": whole,
-        "units": [unit.name for unit in model.units],
-    }
-
-
 def fully_sharded_zeroed_between() -> None:
     """Gradients are set to None between forward and backward pass, and an error leaves a forward pass."""
     model = parallel.FullyShardedDataParallel(different_model())

@@ -161,11 +161,7 @@ SPOOL, PLAN = (Spool, "begin_unit"), (type(RUNNERS["benchmark"]), "plan")
 
 
 @pytest.mark.parametrize(
-    ("where", "fault", "says"),
-    [
-        (SPOOL, no_memory, "MemoryError"),
-        (PLAN, leave, "SystemExit: reason"),
-    ],
+    ("where", "fault", "says"), [(SPOOL, no_memory, "MemoryError"), (PLAN, leave, "SystemExit: reason")]
 )
 def test_an_error_ends_the_attempt_with_a_code(agent, clock, locks, database, monkeypatch, where, fault, says) -> None:
     """The job is tried again only when the host was out of something."""

@@ -352,10 +352,7 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("model_class", "words"),
     [
-        (
-            torch.nn.Linear,
-            r"model 'transformer_lm' is called with vocab_size, .*: Linear.__init__.* got an unexpected",
-        ),
+        (torch.nn.Linear, r"model 'transformer_lm' is called with vocab_size, .*: Linear.__init__.* got an unexpected"),
         (dict, "model 'transformer_lm' is of type dict, and no torch.nn.Module"),
         (
             lambda **sizes: TransformerLM(**sizes).to(torch.bfloat16),

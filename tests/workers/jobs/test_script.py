@@ -71,11 +71,7 @@ def test_the_example_runs(run: Run) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        (
-            "print('no step')\n",
-            RunnerError,
-            "has not measured: it must call flopwatch.measure.step. in its",
-        ),
+        ("print('no step')\n", RunnerError, "has not measured: it must call flopwatch.measure.step. in its"),
         (f"{TRAIN}    flopwatch.measure(step)\n", RunnerError, "a second time"),
         ("import sys\nsys.exit(3)\n", RunnerError, "ended itself with exit code 3"),
         ("import sys\nsys.exit('no data')\n", RunnerError, "ended itself and said: no data"),

@@ -29,12 +29,7 @@ def take_a_gib(free_gib: int, processes: int, answer: Connection) -> None:
 
 @pytest.mark.parametrize(
     ("maximum", "used", "free_kib"),
-    [
-        ("max", 5, 3000),
-        (2000 * 1024, 500 * 1024, 1500),
-        (2000 * 1024, 3000 * 1024, 0),
-        (None, 0, 3000),
-    ],
+    [("max", 5, 3000), (2000 * 1024, 500 * 1024, 1500), (2000 * 1024, 3000 * 1024, 0), (None, 0, 3000)],
 )
 def test_a_containers_limit_counts(tmp_path: Path, maximum: object, used: int, free_kib: int) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)

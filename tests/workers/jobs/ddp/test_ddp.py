@@ -44,13 +44,7 @@ from workers.jobs._base import Unit
 from workers.jobs._values import Values
 from workers.jobs.ddp import strategies, timing
 from workers.jobs.ddp.buckets import report_buckets
-from workers.jobs.ddp.parity import (
-    SMALL_SHARE,
-    gradient_errors,
-    largest_error,
-    relative_error,
-    small_gradients,
-)
+from workers.jobs.ddp.parity import SMALL_SHARE, gradient_errors, largest_error, relative_error, small_gradients
 from workers.jobs.ddp.rank import rounds_of, run_rank
 from workers.jobs.ddp.replicas import check_replicas
 from workers.jobs.ddp.timelines import ranks_of
@@ -129,11 +123,7 @@ SPECS: dict[str, dict[str, Any]] = {
             "begins late, own": "groups",
         }.items()
     },
-    "uneven, own": {
-        "step_code": {**CODE, "function": "make_uneven_step"},
-        "warmup_steps": 0,
-        "measure_steps": 6,
-    },
+    "uneven, own": {"step_code": {**CODE, "function": "make_uneven_step"}, "warmup_steps": 0, "measure_steps": 6},
     "apart, own": {"step_code": {**CODE, "function": "make_apart_step"}},
     "only times, flat": {"strategy": "flat", "measure_steps": 2},
     "flat": {"strategy": "flat"},
