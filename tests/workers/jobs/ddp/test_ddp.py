@@ -75,6 +75,7 @@ MASTER = {"precision": "bf16", "parameter_dtype": "bf16", "master_weights": True
 STEPS = Path(__file__).with_name("planted_steps.py").read_bytes()
 CODE = {"sha256": hashlib.sha256(STEPS).hexdigest(), "function": "make_step", "file": "planted_steps.py"}
 FP8 = {"strategy": "fsdp", "precision": "fp8", "fp8_filter": "layers.*.attn.*", "fp8_recipe": "rowwise"}
+ONCE = {"reshard_after_forward": False, "accumulation_steps": 2}
 SPECS: dict[str, dict[str, Any]] = {
     "none": {"strategy": "none"},
     "naive, sharded": {"strategy": "naive", "sharded_optimizer": True, "gradient_clip_norm": 0.1},
@@ -98,31 +99,13 @@ SPECS: dict[str, dict[str, Any]] = {
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None, "accumulation_steps": 3},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
     "torch_ddp, master weights": {"strategy": "torch_ddp", "sharded_optimizer": True, **MASTER},
-    "fsdp, gathered once": {
-        "strategy": "fsdp",
-        "reshard_after_forward": False,
-        "accumulation_steps": 2,
-        "precision": "fp16",
-    },
-    "torch_fsdp, gathered once": {
-        "strategy": "torch_fsdp",
-        "reshard_after_forward": False,
-        "accumulation_steps": 2,
-        "precision": "bf16",
-        "gradient_clip_norm": 0.1,
-    },
+    "fsdp, gathered once": {"strategy": "fsdp", **ONCE, "precision": "fp16"},
+    "torch_fsdp, gathered once": {"strategy": "torch_fsdp", **ONCE, "precision": "bf16", "gradient_clip_norm": 0.1},
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
     "a model of one's own": {"strategy": "flat", "precision": "bf16", "code": {**CODE, "function": "Float32"}},
     "a look, fsdp": {"strategy": "fsdp", "prefetch": 0},
-    **{
-        name: {"step_code": CODE, "arguments": {"late": late}}
-        for name, late in {
-            "host, own": "host",
-            "input, own": "input",
-            "documents, own": "documents",
-            "begins late, own": "groups",
-        }.items()
-    },
+    **{f"{late}, own": {"step_code": CODE, "arguments": {"late": late}} for late in ("host", "input", "documents")},
+    "begins late, own": {"step_code": CODE, "arguments": {"late": "groups"}},
     "uneven, own": {"step_code": {**CODE, "function": "make_uneven_step"}, "warmup_steps": 0, "measure_steps": 6},
     "apart, own": {"step_code": {**CODE, "function": "make_apart_step"}},
     "only times, flat": {"strategy": "flat", "measure_steps": 2},
@@ -755,30 +738,21 @@ def test_what_a_rank_has_said_before_it_failed_is_the_result(failing: Any, capfd
     assert "connection closed by peer" not in log, "a consequence"
 
 
-def measured_alone(spec: DdpSpec, *, step_ms: float | None = None, **part: Any) -> timing.Turn:
-    """A turn of one rank, whose steps seem to take `step_ms`."""
-    device = torch.device("cpu")
-    quiet = SimpleNamespace(index=0, step_done=lambda: None, report=lambda message: None)
-    context: Any = SimpleNamespace(
-        spec=spec,
-        device=device,
-        on_gpu=False,
-        rank=quiet,
-        steps=spec.measure_steps,
-        measured_steps=0,
-        exchange=lambda value: [step_ms or value],
-        report_progress=lambda message: None,
-        agree_on_memory=lambda strategy: nullcontext(),
-    )
-    trained = strategies.build(spec, "none", device, strategies.rank_batches(spec, 0, device))
-    return timing.measure_steps(context, trained, memory_meter(device), **part)
-
-
 @pytest.mark.parametrize(("step_ms", "steps"), [(1e4, 10), (100.0, 30)])
 def test_by_default_the_rounds_of_a_side_take_three_seconds_on_a_processor(step_ms: float, steps: int) -> None:
-    spec = parsed(strategy="none", warmup_steps=1, measure_steps=None)
-    rounds = [measured_alone(spec, step_ms=step_ms, number=number, rounds=3) for number in range(3)]
-    assert sum(len(turn.step_ms) for turn in rounds) == steps
+    spec, device = parsed(strategy="none", warmup_steps=1, measure_steps=None), torch.device("cpu")
+    quiet = SimpleNamespace(index=0, step_done=lambda: None, report=lambda message: None)
+    taken = []
+    for number in range(3):
+        context: Any = SimpleNamespace(
+            spec=spec, device=device, on_gpu=False, rank=quiet, steps=None, measured_steps=0,
+            exchange=lambda value: [step_ms], report_progress=lambda message: None,
+            agree_on_memory=lambda strategy: nullcontext(),
+        )  # fmt: skip
+        trained = strategies.build(spec, "none", device, strategies.rank_batches(spec, 0, device))
+        turn = timing.measure_steps(context, trained, memory_meter(device), number=number, rounds=3)
+        taken.append(len(turn.step_ms))
+    assert sum(taken) == steps
 
 
 @pytest.mark.parametrize(
