@@ -20,6 +20,10 @@ SMALL = "small operators"
 """The note on a loop whose operators take hardly longer than it takes to call them: no work that a step must do."""
 RARE = "not in every step"
 """The note on a line that the traced step did not run."""
+OTHERS_WAIT = "(the others wait for it)"
+"""In the place of a cause that a late rank has, by how much longer than the others'."""
+REMOVABLE = (SMALL, RARE, OTHERS_WAIT)
+"""The notes on work that a cure may take away as a whole."""
 WRITTEN = "written out"
 """The note on attention in several operators."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.specs.diagnosis import SMALL, WORK
+from app.specs.diagnosis import REMOVABLE, WORK
 from app.web.panels._bars import label
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults, Row
@@ -116,7 +116,7 @@ def _is_measured(row: Row) -> bool:
 
 
 def _is_work(row: Row) -> bool:
-    return row["cause"] in WORK and SMALL not in str(row["where"])
+    return row["cause"] in WORK and not any(note in str(row["where"]) for note in REMOVABLE)
 
 
 def _trace(part: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.results.agreement import FIRST
 from app.results.inference import interval
-from app.specs.diagnosis import RARE, SMALL, WORK, WRITTEN, DiagnosisSpec
+from app.specs.diagnosis import OTHERS_WAIT, RARE, REMOVABLE, SMALL, WORK, WRITTEN, DiagnosisSpec
 from flopwatch.intervals import median_interval
 from workers.jobs._base import Unit
 from workers.jobs._values import Metric, Values
@@ -46,8 +46,6 @@ VECTORISE = f"{SMALL}: let one take all rounds at once or, where a round needs t
 """What to do about a loop over such operators."""
 IN_ONE = f"{WRITTEN}: torch.nn.functional.scaled_dot_product_attention is one operator"
 """What to do about attention in several."""
-OTHERS_WAIT = "(the others wait for it)"
-"""In the place of a cause that a late rank has, by how much longer than the others'."""
 PLAIN = "kernels"
 STAYS = (*WORK, "unexplained")
 """Causes whose time no cure takes away as a whole."""
@@ -531,7 +529,7 @@ BOUND = {"measured": "{}, timed", CURE: "at most {}", "ceiling": "about {}"}
 
 def _is_own(row: Sequence[Scalar]) -> bool:
     """Return True if a row of `causes` is what the step is for: no change takes all of it away."""
-    removable = any(note in str(row[2] or "") for note in (SMALL, RARE))
+    removable = any(note in str(row[2] or "") for note in REMOVABLE)
     return row[1] in WORK and row[6] == "ceiling" and not removable
 
 

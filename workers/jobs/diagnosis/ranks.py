@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.specs.ddp import DdpSpec
-from app.specs.diagnosis import DiagnosisSpec
+from app.specs.diagnosis import OTHERS_WAIT, DiagnosisSpec
 from workers.changes._base import Look, Shared
 from workers.jobs import ddp
 from workers.jobs._base import Unit
@@ -14,7 +14,6 @@ from workers.jobs.ddp.stragglers import IN_TURNS, LATE, ON_DEVICE, SAME, Latenes
 from workers.jobs.ddp.timelines import COMMUNICATION, EARLY, Ranks, later, ranks_of
 from workers.jobs.ddp.values import turns_of
 from workers.jobs.diagnosis import look, turn
-from workers.jobs.diagnosis.conclude import OTHERS_WAIT
 from workers.measure.errors import NotMeasured
 from workers.measure.profiling.idle import RUNNING, unprofiled
 from workers.measure.table import Column, Scalar

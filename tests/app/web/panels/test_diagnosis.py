@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from app.web.panels.diagnosis import draw_waterfall, ratios
 
 
@@ -37,8 +39,9 @@ def test_the_step_falls_by_its_causes_to_the_floor_and_the_models_own_work_stand
     assert looks["measured without it"] != looks["at most"] != looks["unexplained"]
 
 
-def test_a_loop_over_small_operators_is_no_part_of_the_floor() -> None:
-    loop = cause(1, "kernels", 80.0, where="train.py:8 penalty (line 8: 640 times a step; small operators)")
+@pytest.mark.parametrize("note", ["line 8: 640 times a step; small operators", "the others wait for it"])
+def test_a_loop_over_small_operators_is_no_part_of_the_floor_nor_what_a_late_rank_does_longer(note: str) -> None:
+    loop = cause(1, "kernels", 80.0, where=f"train.py:8 penalty ({note})")
     large = cause(2, "precision", 15.0, where="train.py:9 Model.forward (line 9: 100 times a step)")
     rows = {row[0]: row[1:4] for row in draw_waterfall([loop, large])["table"]["rows"]}
     assert (rows["1 kernels, penalty"], rows["floor"]) == (["at most", 20.0, 80.0], ["time of a step", 0.0, 20.0])

@@ -157,7 +157,9 @@ def test_an_optimizer_that_is_fused_already_is_what_a_step_is_made_of() -> None:
 def test_what_a_late_rank_computes_longer_comes_before_what_all_compute() -> None:
     seen = [("kernels", "matmul", 60.0), ("kernels", f"rank 1 matmul {conclude.OTHERS_WAIT}", 30.0), ("host", "", 10.0)]
     rows = [dict(zip(("cause", "where", "lost_ms"), one, strict=True)) for one in seen]
-    assert [row[3] for row in conclude._causes(rows, [], 100.0)] == [30, 10, 60]
+    causes = conclude._causes(rows, [], 100.0)
+    assert [row[3] for row in causes] == [30, 10, 60]
+    assert [conclude._is_own(row) for row in causes] == [False, False, True]
 
 
 def test_a_cause_is_worth_what_a_step_without_it_gained_and_one_process_is_no_proof() -> None:
