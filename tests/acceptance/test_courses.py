@@ -40,8 +40,7 @@ def ran(site: Any, monkeypatch: pytest.MonkeyPatch) -> Ran:
 
 def make_report(site: Any, folder: Path, course: str, *options: str) -> str:
     with Flopwatch(str(site.client.base_url)) as server:
-        arguments = courses.parse([course, *SMALL, "--output", str(folder), *options])
-        return courses.report(arguments, server).read_text()
+        return courses.report(courses.parse([course, *SMALL, "--output", str(folder), *options]), server).read_text()
 
 
 @pytest.mark.parametrize(("course", "gpus"), [("cs336", 0), ("cs336", 2), ("cs149", 1)])

@@ -209,8 +209,7 @@ def what_is_wrong(site: Site, client: httpx.Client, jobs: Sequence[int]) -> list
     if strays := stored - set(site.objects()):
         wrong.append(f"files without a row: {strays}")
     log, before = site.folder / "tidy", site.lab.server.statements
-    tidy = forkserver().start(["-c", TIDY], site.service.environment, log, before=before)
-    assert tidy.wait(60) == 0, log.read_text()
+    assert forkserver().start(["-c", TIDY], site.service.environment, log, before=before).wait(60) == 0, log.read_text()
     kept = {name.rpartition("/")[2] for name in site.bucket.names()}
     if (len(kept), kept) != (len(jobs), set(site.objects())):
         wrong.append(f"after removal there are the files {kept}, and rows of {site.objects()}")

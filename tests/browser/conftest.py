@@ -81,8 +81,7 @@ def chromium() -> Browser:
         pytest.skip("Debian's package chromium is not installed")
     if not _browsers:
         expect.set_options(timeout=PATIENCE_MS)
-        playwright = _started.enter_context(sync_playwright())
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        browser = _started.enter_context(sync_playwright()).chromium.launch(executable_path=path, args=list(FLAGS))
         _browsers.append(browser)
         _started.callback(_browsers.clear)
         _started.callback(browser.close)

@@ -243,8 +243,7 @@ class TestFrames:
             flopwatch.compare(found, [found], limit=0)
 
     def test_tables_that_units_reported(self, site: Any, flopwatch: Flopwatch, reported: Any) -> None:
-        rows = [["a", 2.0], ["b", None], ["c", 5.5]]
-        table = reported("kernels forward", rows, kernel="string", total_ms="number")
+        table = reported("kernels forward", [["a", 2.0], ["b", None], ["c", 5.5]], kernel="string", total_ms="number")
         job = done(site, flopwatch, tables=[table])
         assert [one["name"] for one in flopwatch.list_tables(job)] == ["kernels forward"]
         frame = flopwatch.job_table(job, "kernels forward", sort="-total_ms")

@@ -32,6 +32,5 @@ def test_a_checkout_that_is_not_installed_has_its_version(tmp_path: Path) -> Non
 
 
 def missing(environment: dict[str, str]) -> str:
-    asked = "import importlib.metadata as installed; installed.version('flopwatch')"
-    program = [sys.executable, "-S", "-c", asked]
+    program = [sys.executable, "-S", "-c", "import importlib.metadata as installed; installed.version('flopwatch')"]
     return subprocess.run(program, env=environment, capture_output=True, text=True, check=False).stderr

@@ -57,8 +57,7 @@ def guarded(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
 
 
 def made(site: Any, name: str, scope: Scope, token: str = BOOTSTRAP) -> str:
-    body = {"name": name, "scope": scope, "expires_days": 1}
-    answer = site.http.post("/tokens", json=body, headers=bearer(token))
+    answer = site.http.post("/tokens", json={"name": name, "scope": scope, "expires_days": 1}, headers=bearer(token))
     assert answer.status_code == 201, answer.text
     return answer.json()["token"]
 
@@ -125,8 +124,7 @@ def test_every_route_asks_for_its_scope(guarded: Any, tokens: dict[Scope, str], 
             assert answer.headers["www-authenticate"].endswith(f'scope="{named}"'), (route, held)
         assert asked(guarded, route, job, sweep, mint()[1]).status_code == 401, route
     for route in sorted(route for route in routes - OPEN if route.startswith("GET ")):
-        scope = ASKED.get(route, "read")
-        assert asked(guarded, route, job, sweep, tokens[scope]).status_code not in (401, 403), route
+        assert asked(guarded, route, job, sweep, tokens[ASKED.get(route, "read")]).status_code not in (401, 403), route
     for route in OPEN - {"POST /ui/sign-in"}:
         assert asked(guarded, route, job, sweep, "").status_code in (200, 303), route
     assert guarded.http.get("/static/style.css").status_code == 200
@@ -196,8 +194,7 @@ def test_the_first_token_closes_an_open_server(serve: Any, tmp_path: Path) -> No
 
 def test_the_last_token_stays_unless_another_closes_the_server(serve: Any, tmp_path: Path) -> None:
     with serve(tmp_path) as site:
-        body = {"name": "ada", "scope": "admin", "expires_days": None}
-        last = site.http.post("/tokens", json=body).json()["token"]
+        last = site.http.post("/tokens", json={"name": "ada", "scope": "admin", "expires_days": None}).json()["token"]
         path = f"/tokens/{last.split('_')[1]}"
         refused(site.http.delete(path, headers=bearer(last)), 409, "conflict")
         refused(site.http.get("/jobs"), 401, "unauthorized")
@@ -211,8 +208,7 @@ def test_the_last_token_stays_unless_another_closes_the_server(serve: Any, tmp_p
 
 def test_a_server_stays_closed_whose_last_token_another_server_revokes(serve: Any, tmp_path: Path) -> None:
     with serve(tmp_path) as site:
-        body = {"name": "ada", "scope": "admin", "expires_days": None}
-        token = site.http.post("/tokens", json=body).json()["token"]
+        token = site.http.post("/tokens", json={"name": "ada", "scope": "admin", "expires_days": None}).json()["token"]
         site.services.access_tokens.revoke(token.split("_")[1])  # as a server with FLOPWATCH_API_TOKEN may
         site.services.guard._read_at = -math.inf
         for headers in ({}, bearer(token)):
@@ -284,8 +280,7 @@ class TestWhoseJobs:
         refused(guarded.http.post(f"/jobs/{job}/cancel", headers=claimed), 403, "insufficient_scope")
 
     def test_a_sweep_is_its_submitters(self, guarded: Any, ada: str, bob: str) -> None:
-        body = {"base": TINY, "grid": {"seed": [1, 2]}}
-        sweep = guarded.http.post("/sweeps", json=body, headers=bearer(ada)).json()
+        sweep = guarded.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1, 2]}}, headers=bearer(ada)).json()
         assert sweep["options"]["submitted_by"] == "ada"
         for verb in ("cancel", "resume"):
             path = f"/sweeps/{sweep['id']}/{verb}"

@@ -23,8 +23,7 @@ def sweep(site: Any, number: int, **labels: str) -> list[int]:
     jobs = [NewJob(BenchmarkSpec(seed=seed), labels=labels, point={"seed": seed}) for seed in range(number)]
     made = queue.submit_sweep(None, labels, {}, {}, [], jobs).response["id"]
     with site.services.database.read() as connection:
-        query = f"SELECT id FROM job WHERE sweep_id = {made} ORDER BY id"
-        return list(connection.exec_driver_sql(query).scalars())
+        return list(connection.exec_driver_sql(f"SELECT id FROM job WHERE sweep_id = {made} ORDER BY id").scalars())
 
 
 class TestCancel:
@@ -35,8 +34,7 @@ class TestCancel:
         both = {"label": "colour:blue", "kind": "benchmark"}
         for chosen, cancelled, requested in ((both | {"kind": "attention"}, 0, 0), (both, 2, 1), (both, 0, 0)):
             response = http.post("/jobs/cancel", params=chosen)
-            answer = {"cancelled": cancelled, "requested": requested}
-            assert (response.status_code, response.json()) == (202, answer)
+            assert (response.status_code, response.json()) == (202, {"cancelled": cancelled, "requested": requested})
         job = fresh_site.job(blue[0])
         assert (job["state"], bool(job["cancel_requested_at"])) == ("running", True)
         assert fresh_site.job(blue[1])["error"]["code"] == "cancelled"

@@ -50,8 +50,7 @@ class TestUploading:
         assert shown.content == source
         assert shown.headers["content-type"] == "text/plain; charset=utf-8"
         assert shown.headers["x-content-type-options"] == "nosniff"
-        again = site.http.get(f"/files/{sha256}", headers={"If-None-Match": shown.headers["etag"]})
-        assert again.status_code == 304
+        assert site.http.get(f"/files/{sha256}", headers={"If-None-Match": shown.headers["etag"]}).status_code == 304
 
     def test_a_packed_folder_is_taken_and_returned_as_it_is(self, site: Any) -> None:
         content = b"PK\x03\x04 and what only a worker looks into \xff\0"
@@ -199,8 +198,7 @@ class TestJobsWithCode:
 def prune(site: Any, *, after: timedelta) -> int:
     """Prune as the server would in some time; returns how many uploaded files went."""
     services = site.services
-    retention = Retention.of(services.settings)
-    pruning = Pruning(services.slices, services.files, retention, clock=lambda: utc_now() + after)
+    pruning = Pruning(services.slices, services.files, Retention.of(services.settings), clock=lambda: utc_now() + after)
     planned = pruning.plan().code_files
     assert pruning.run().code_files == planned
     return planned

@@ -49,8 +49,7 @@ def test_names_are_free_until_a_worker_registers(fresh_site: Any) -> None:
     schema = described(site, "benchmark")["schema"]
     assert schema["properties"]["attention"]["enum"] == ["eager", "flex"]
     assert schema["$defs"]["ModelSpec"]["properties"]["name"]["enum"] == ["transformer_lm"]
-    implementations = described(site, "attention")["schema"]["properties"]["implementations"]
-    assert implementations["items"]["enum"] == ["eager", "flex"]
+    assert described(site, "attention")["schema"]["properties"]["implementations"]["items"]["enum"] == ["eager", "flex"]
 
     sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"attention": ["eager", "mine"]}})
     assert [error["pointer"] for error in sweep.json()["errors"]] == ["/grid/attention/1"]
@@ -74,8 +73,7 @@ def test_names_are_looked_for_where_they_are_marked(fresh_site: Any) -> None:
     assert [pointer for pointer, _ in errors(same)] == ["/spec/model/name", "/spec/attention"]
     grid = {"kind": "attention", "implementations": ["eager", "nothing", "triton", "neither"]}
     assert [pointer for pointer, _ in errors(grid)] == ["/spec/implementations/1", "/spec/implementations/3"]
-    sides = {"kind": "compare", "baseline": TINY, "candidate": {**TINY, "attention": "nothing"}}
-    [(pointer, detail)] = errors(sides)
+    [(pointer, detail)] = errors({"kind": "compare", "baseline": TINY, "candidate": {**TINY, "attention": "nothing"}})
     assert pointer == "/spec/candidate/attention"
     assert "eager, triton" in detail
     assert errors({"kind": "compare", "baseline": TINY, "candidate": {**TINY, "attention": "triton"}}) == []

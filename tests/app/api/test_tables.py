@@ -94,15 +94,13 @@ def test_columns_get_other_names(site: Any, measured_jobs: list[int]) -> None:
         ("step_ms=x&caption=%20", "is blank"),
         ("step_ms_low=low", "no column 'step_ms_low'"),
     ):
-        problem = get(site, f"/tables?label=table:tables&columns=step_ms&rename={wrong}", 422).json()
-        assert words in problem["detail"]
+        assert words in get(site, f"/tables?label=table:tables&columns=step_ms&rename={wrong}", 422).json()["detail"]
 
 
 @pytest.mark.parametrize("pivot", ["", "&pivot=precision"])
 @pytest.mark.parametrize("format_", ["markdown", "latex", "html"])
 def test_the_standard_deviation_has_a_column(site, measured, measured_jobs, format_, pivot) -> None:
-    found = replace(measured("step_ms", 41.5, model="tiny", precision="fp32"), std=0.25, n=10)
-    job = site.run(measurements=[found])
+    job = site.run(measurements=[replace(measured("step_ms", 41.5, model="tiny", precision="fp32"), std=0.25, n=10)])
     asked = f"/tables?job={job}&columns=step_ms&statistic=mean{pivot}&format={format_}"
     together, apart = get(site, asked).text, get(site, f"{asked}&separate=true").text
     assert "±" in together.replace(r"$\pm$", "±").partition("41.5")[2].partition("0.2")[0]

@@ -241,8 +241,7 @@ def test_errors_have_the_form_too(flopwatch: Any, words: tuple[str, ...], code: 
 
 
 def test_a_long_document_is_cut_and_says_so() -> None:
-    long = Brief("ok", "x", row=[{"n": n, "t": 1 / 3} for n in range(200)], note=["n"] * 70, more=["m"] * 3)
-    lines = long.lines()
+    lines = Brief("ok", "x", row=[{"n": n, "t": 1 / 3} for n in range(200)], note=["n"] * 70, more=["m"] * 3).lines()
     assert len(lines) == MOST_LINES
     written = sum(line.split(":")[0] in ("row", "note", "more") for line in lines)
     assert (lines[-1], lines.count("more: m")) == (f"left_out: {273 - written}", 3)

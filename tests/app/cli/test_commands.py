@@ -540,8 +540,7 @@ def test_sweep_and_table(flopwatch: Any, obedient: Any) -> None:
     assert "\\caption{Steps}\n\\label{tab:steps}" in latex
     assert r" & \textbf{1.250} & reference " in latex
     assert latex.count("/ui/jobs/") == 1
-    pivoted = ended(flopwatch(*chosen, "--pivot", "context_length", "--format", "csv"))
-    assert '"forward_ms, context_length=8"' in pivoted
+    assert '"forward_ms, context_length=8"' in ended(flopwatch(*chosen, "--pivot", "context_length", "--format", "csv"))
     assert ended(flopwatch(*chosen, "--label", "no=job", "--format", "csv")).strip() == ""
     assert "must be a span such as" in ended(flopwatch(*chosen, "--since", "yesterday"), 1)
 

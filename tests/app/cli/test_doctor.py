@@ -136,8 +136,7 @@ def test_a_kernel_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     tensors = [torch.ones(1, 2, 8, 8) for _ in range(3)]
     assert doctor._tried("eager", tensors, torch.ones(1, 2, 8, 8)) is None
-    wrong = doctor._tried("eager", tensors, torch.zeros(1, 2, 8, 8))
-    assert "eager is wrong: its largest error is 1" in wrong.found
+    assert "eager is wrong: its largest error is 1" in doctor._tried("eager", tensors, torch.zeros(1, 2, 8, 8)).found
 
 
 def test_a_network_file_system_is_a_fault_with_sqlite_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

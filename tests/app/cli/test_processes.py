@@ -333,8 +333,7 @@ def test_up_hides_the_token_and_hurries_at_a_second_signal(start: Any, tmp_path:
 def test_up_ends_when_a_child_does(start: Any, tmp_path: Path) -> None:
     settings = {"FLOPWATCH_DATA_DIR": tmp_path, "FLOPWATCH_DATADIR": tmp_path, "FLOPWATCH_GRACE_S": "2"}
     up = start("up", "--port", "0", **settings, WARM_PARENT="empty")
-    url = listening_url(up)
-    assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
+    assert httpx.get(listening_url(up) + "/healthz", trust_env=False).status_code == 200
 
     def server() -> psutil.Process | None:
         children = psutil.Process(up.pid).children()

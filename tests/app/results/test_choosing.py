@@ -144,5 +144,4 @@ def of_kind(kind: str, **coordinates: Any) -> CaseOfJob:
 def test_what_a_strategy_implies_is_a_column_only_where_rows_look_the_same_without_it() -> None:
     naive, early = of_kind("ddp", strategy="naive", prefetch=None), of_kind("ddp", strategy="fsdp", prefetch=1)
     assert coordinates_of([naive, early], None) == ["strategy"]
-    late = of_kind("ddp", strategy="fsdp", prefetch=0)
-    assert coordinates_of([naive, early, late], None) == ["strategy", "prefetch"]
+    assert coordinates_of([naive, early, of_kind("ddp", strategy="fsdp", prefetch=0)], None) == ["strategy", "prefetch"]

@@ -219,8 +219,7 @@ class TestWithABaseline:
 
     def test_a_job_without_measurements_lacks_a_device(self, database, run, keep) -> None:
         keep(run("cpu 0"), run("gpu 0"))
-        jobs = [run("cpu 0"), run("gpu 0", fails=True)]
-        sheet = compare(database, "main", jobs, Question(fail_above_percent=5))
+        sheet = compare(database, "main", [run("cpu 0"), run("gpu 0", fails=True)], Question(fail_above_percent=5))
         assert [(row["candidate_outcome"], row["ratio"]) for row in rows(sheet)] == [("ok", 1.0), ("timeout", None)]
         assert about(sheet, "gate")["outcome"] == "missing"
 
@@ -448,8 +447,7 @@ FORWARD = work_of(["gemm", "matmul", 6.0, 10.0], ["softmax", "softmax", 3.0, 2.0
 class TestProfiles:
     def test_what_each_kernel_gained_and_lost(self, database: Database, profile: Callable[..., int]) -> None:
         fused = [["gemm", "matmul", 4.5, 10.0], ["flash", "attention", 1.0, 2.0]]
-        one = profile(FORWARD)
-        sheet = compare(database, one, profile(work_of(*fused), precision="bf16"))
+        sheet = compare(database, profile(FORWARD), profile(work_of(*fused), precision="bf16"))
         names = ("table", "phase", "name", "baseline_ms", "candidate_ms", "change_ms", "ratio", "baseline_calls")
         assert [tuple(row[name] for name in names) for row in rows(sheet)] == [
             ("total", "forward", "all work", 9.0, 5.5, -3.5, pytest.approx(5.5 / 9), 12.0),

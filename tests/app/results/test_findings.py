@@ -108,8 +108,7 @@ def test_as_many_processes_as_there_are_would_not_help() -> None:
     (metric_row,), whole = judged(row(one, other))
     assert (metric_row.finding, metric_row.replicates_for(5)) == ("inconclusive", 9)
     assert whole.sentence.endswith("; 12 processes each; more processes would narrow the interval")
-    again = row(one, other, remedy=lambda number: f"flopwatch rerun 7 replicates={number}")
-    gate = judged(again, limit=3.0)[1].gate
+    gate = judged(row(one, other, remedy=lambda number: f"flopwatch rerun 7 replicates={number}"), limit=3.0)[1].gate
     assert re.search(r"rerun 7 replicates=\d+`; judge what .* by `flopwatch compare … --fail-above 3`$", gate.sentence)
     (unequal,), whole = judged(row(one, other[:4]))
     assert f"{unequal.replicates_for(5)} processes each" in whole.sentence, "more of the smaller side do help"

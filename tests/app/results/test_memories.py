@@ -119,8 +119,7 @@ def test_peaks_in_different_phases_are_compared_and_each_phase_that_both_have(da
 
 def test_what_is_not_listed_and_rounding_are_rows_of_their_own(database: Database, memory: Callable[..., int]) -> None:
     one = memory(WEIGHT, more={"backward": {"gradient": 30.0}}, peak=131.0)
-    other = memory(WEIGHT, more={"backward": {"gradient": 10.0}}, peak=114.0)
-    sentence, rows, notes = compared(database, one, other)
+    sentence, rows, notes = compared(database, one, memory(WEIGHT, more={"backward": {"gradient": 10.0}}, peak=114.0))
     assert changes(rows, "allocations", "backward") == {NOT_LISTED: -20, None: 3}
     assert next(row["category"] for row in rows if row["change_mib"] == 3) == ROUNDING
     assert [row["change_mib"] for row in rows if row["table"] == "total"] == [-17]

@@ -228,8 +228,7 @@ class TestMarkdownRenderers:
 
 
 def test_booleans_in_csv_are_those_of_json() -> None:
-    sheet = Sheet([Column("causal", "boolean")], [[True], [False], [None]])
-    assert render(sheet, "csv") == 'causal\ntrue\nfalse\n""\n'
+    assert render(Sheet([Column("causal", "boolean")], [[True], [False], [None]]), "csv") == 'causal\ntrue\nfalse\n""\n'
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ def test_a_script_needs_a_worker_that_runs_uploaded_code() -> None:
 
 
 def test_tables_name_the_file() -> None:
-    code = CODE.model_copy(update={"file": "train.py"})
-    assert ScriptSpec(script_code=code).case().labels == {"script": "train.py"}
+    assert ScriptSpec(script_code=CODE.model_copy(update={"file": "train.py"})).case().labels == {"script": "train.py"}
 
 
 def test_where_it_runs_is_no_part_of_the_case() -> None:

@@ -84,8 +84,7 @@ def test_fused_parts_need_a_gpu() -> None:
 def test_the_optimizer_in_triton_needs_a_gpu() -> None:
     chosen = {"optimizer": "triton_adamw"}
     assert BenchmarkSpec(**chosen).resources().device_type == "cuda"
-    forward = BenchmarkSpec(**chosen, mode="forward", device="cpu")
-    assert forward.resources().device_type == "cpu", "it has no optimizer"
+    assert BenchmarkSpec(**chosen, mode="forward", device="cpu").resources().device_type == "cpu", "it has no optimizer"
     assert BenchmarkSpec(**chosen).case().key != BenchmarkSpec(optimizer="adamw").case().key
     assert DdpSpec(**chosen, backend="nccl").resources().device_type == "cuda"
 

@@ -91,8 +91,7 @@ def test_the_sides_of_a_comparison_have_the_fields_of_their_kind() -> None:
             "candidate": {"kind": "benchmark", "model": {"size": "small", "d_model": 512}, "compile": True},
         }
     }, "a changed model is given as a whole on its side only"
-    sweep = body("compare", candidate__precision=["bf16", "fp16"])
-    assert sweep["grid"] == {"candidate.precision": ["bf16", "fp16"]}
+    assert body("compare", candidate__precision=["bf16", "fp16"])["grid"] == {"candidate.precision": ["bf16", "fp16"]}
     assert "baseline.replicates" not in {field.path for field in fields_of("compare")}, "the comparison has its own"
     [baseline, candidate, own] = forms.sections_of(fields_of("compare"))
     assert (baseline.side, candidate.side, own.side) == ("baseline", "candidate", "")

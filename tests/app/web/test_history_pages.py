@@ -27,8 +27,7 @@ def filled(serve: Any, measured: Any, tmp_path_factory: pytest.TempPathFactory) 
                 environment={"software": {"git_commit": commit, "git_dirty": False}},
             )
         site.run(measurements=[measured("step_ms", 1.0, model="tiny", precision=name) for name in ("fp32", "bf16")])
-        headers = {"Flopwatch-User": "ada"}
-        assert site.http.put("/baselines/main", json={"job": 2}, headers=headers).status_code == 201
+        assert site.http.put("/baselines/main", json={"job": 2}, headers={"Flopwatch-User": "ada"}).status_code == 201
         yield site
 
 

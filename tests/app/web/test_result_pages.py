@@ -102,8 +102,7 @@ def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
 
 
 def test_the_cases_of_a_running_sweep_appear_without_a_reload(fresh_site: Any, measured: Any) -> None:
-    base = {"kind": "attention", "implementations": ["eager"]}
-    body = {"base": base, "grid": {"num_heads": [1, 2]}, "priority": 77}
+    body = {"base": {"kind": "attention", "implementations": ["eager"]}, "grid": {"num_heads": [1, 2]}, "priority": 77}
     sweep = fresh_site.http.post("/sweeps", json=body).raise_for_status().json()["id"]
     path = f"/ui/tables?sweep={sweep}&panel=true"
     assert path.replace("&", "&amp;") in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
@@ -231,8 +230,7 @@ def test_workers_show_what_their_devices_do(fresh_site: Any) -> None:
     fresh_site.services.registration.register_worker("here", "gpu-host", 7, [], [], [gpu], {})
     busy = {"utilisation_percent": 97, "memory_used_mib": 40_960, "temperature_c": 63, "sm_clock_mhz": 1755}
     device = {"type": "cuda", "uuid": "GPU-0", **busy, "throttling": ["software power cap"]}
-    readings = {"read_at": "2026-01-01T00:00:00Z", "devices": [device]}
-    fresh_site.services.queue.renew([], ("here", "active"), readings)
+    fresh_site.services.queue.renew([], ("here", "active"), {"read_at": "2026-01-01T00:00:00Z", "devices": [device]})
     found = " ".join(page(fresh_site, "/ui/workers").text.split())
     for text in ("gpu-host", "Test GPU", "97 %", "40.0 of 80.0 GiB", "63 °C", "1755 MHz", "software power cap"):
         assert text in found, text

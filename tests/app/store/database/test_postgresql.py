@@ -231,8 +231,7 @@ class TestValues:
 
     def test_as_many_jobs_as_a_table_may_have_fit_a_statement(self, database: Database) -> None:
         with database.read() as connection:
-            chosen = select(tables.job.c.id).where(tables.job.c.id.in_(range(1, 60_000)))
-            assert connection.execute(chosen).all() == []
+            assert connection.execute(select(tables.job.c.id).where(tables.job.c.id.in_(range(1, 60_000)))).all() == []
 
 
 class TestNoServer:

@@ -65,8 +65,7 @@ class Walk:
 
     def submit(self) -> None:
         priority, max_attempts = self.rng.randint(-2, 2), self.rng.randint(1, 3)
-        job_id = self.shop.submit(priority=priority, max_attempts=max_attempts)
-        self.jobs[job_id] = Expected(priority, max_attempts)
+        self.jobs[self.shop.submit(priority=priority, max_attempts=max_attempts)] = Expected(priority, max_attempts)
 
     def claim(self) -> None:
         claim = self.shop.try_claim(f"worker-{self.rng.randint(1, 3)}")

@@ -83,8 +83,7 @@ def test_a_profile_has_what_its_results_allow(site: Site, profile: int) -> None:
     assert "Open in Perfetto" in found.text
     assert f"/ui/jobs/{profile}/panels" in page(site, f"/ui/jobs/{profile}").references
     assert site.http.get(f"/ui/jobs/{profile}/plots/classes").json()["data"][0]["x"] == [2.0]
-    flames = site.http.get(f"/ui/jobs/{profile}/plots/flame-graph").json()
-    assert flames["data"][0]["text"] == ["all", "forward", "a"]
+    assert site.http.get(f"/ui/jobs/{profile}/plots/flame-graph").json()["data"][0]["text"] == ["all", "forward", "a"]
 
 
 def test_a_missing_plot_is_not_found(site: Site, profile: int) -> None:
