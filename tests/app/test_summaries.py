@@ -55,7 +55,6 @@ def test_rates_and_times_of_a_row_belong_together() -> None:
     for of in ([550.0, 635.0, 15.5, 18.5], [1.0, 2.0, 9.0], [3.0, 4.0]):
         times = summarise([Row(1e-3 * ms) for ms in of], len(of), None)
         rates = summarise([Row(work / (1e-3 * ms)) for ms in of], len(of), None, rate=True)
-        assert times.value is not None
         assert rates.value == pytest.approx(work / times.value)
         assert (times.least, times.greatest) == (1e-3 * min(of), 1e-3 * max(of))
     assert summarise([Row(0.0), Row(4.0)], 2, None, rate=True).value == 2.0

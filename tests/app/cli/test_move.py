@@ -203,7 +203,6 @@ def test_no_transaction_of_postgresql_waits_while_sqlite_counts(folder, url, mon
 
 def test_a_running_server_or_worker_is_stopped_first(folder: Path, url: str) -> None:
     lock = lock_folder(Settings(data_dir=folder))
-    assert lock is not None
     refused = move(folder, url)
     assert (refused.exit_code, "A server runs on" in refused.stderr) == (1, True)
     os.close(lock)

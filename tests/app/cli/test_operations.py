@@ -44,7 +44,6 @@ def test_tokens_are_made_and_the_folder_moves(serve, postgres, tmp_path, monkeyp
     [createdb] = commands("createdb")
     server = ["--host", str(postgres.folder), "--username", "flopwatch"]
     folder = programs()
-    assert folder is not None
     subprocess.run([folder / createdb[0], *server, *createdb[1:]], check=True)
     try:
         [exported] = commands("export FLOPWATCH_DATABASE_URL")

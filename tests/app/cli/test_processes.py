@@ -50,7 +50,6 @@ def service(tmp_path: Path) -> Iterator[Callable[..., ForkedService]]:
 
 
 def listening_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     for line in process.stdout:
         if found := re.search(r"listening on (http://\S+)", line):
             return found[1]

@@ -18,7 +18,6 @@ def test_a_token_is_made_listed_and_revoked(serve: Any, flopwatch: Any, tmp_path
         made = run("create", "ada", "--scope", "submit", "--expires", "2w")
         token = made.stdout.strip()
         token_id = id_of(token)
-        assert token_id is not None
         assert token not in made.stderr
         assert f"`flopwatch token revoke {token_id}` ends it" in made.stderr
         forever = json.loads(run("create", "ci", "--scope", "read", "--expires", "never", "--json").stdout)

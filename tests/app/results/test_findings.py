@@ -82,7 +82,6 @@ def test_noise_is_inconclusive_and_says_what_it_takes() -> None:
     (metric_row,), whole = judged(row(mild, mild[::-1]))
     assert (metric_row.finding, whole.conclusion) == ("inconclusive", "inconclusive")
     needed = metric_row.replicates_for(5)
-    assert needed is not None
     assert 50 < needed <= MOST_PROCESSES
     assert "no difference found, but the candidate may be 8.1 % faster to 8.1 % slower; " in whole.sentence
     assert whole.sentence.endswith(f"; 8 processes each; {needed} processes each would find 5 %")
@@ -185,7 +184,6 @@ class TestWitnesses:
         witnesses = {"median": (times(1.1, one), times(1.1, other))}
         by: dict[str, Any] = {"statistic": "fastest", "samples": 100, "witnesses": witnesses, **changes}
         (found,), whole = judged(row(STEADY, times(own, STEADY[::-1]), **by), limit=limit)
-        assert whole.gate is not None
         return found, whole
 
     def test_a_wide_interval_hides_no_slowdown(self) -> None:
@@ -204,7 +202,6 @@ class TestWitnesses:
         mild = [value**0.4 for value in self.WIDE]
         _, whole = self.judged(mild, mild[::-1])
         needed = re.search(r"; (\d+) processes each would find 5 %$", whole.sentence)
-        assert needed is not None
         assert 8 < int(needed[1]) <= MOST_PROCESSES
         _, noisy = self.judged(self.WIDE, self.WIDE[::-1])
         assert "; this host is too noisy to find 5 %: its processes differ by" in noisy.sentence
@@ -244,7 +241,6 @@ class TestNotAlternated:
         assert (in_turns.finding, in_a_row.finding) == ("worse", "inconclusive")
         assert in_a_row.p_adjusted == in_turns.p_adjusted
         assert "differ by 3.8 %, and one side alone drifted by 6.0 %; measure them in turns" in whole.sentence
-        assert in_a_row.smallest_difference is not None
         assert in_a_row.smallest_difference >= 0.06
 
 

@@ -63,7 +63,6 @@ class TestEstimate:
             for one, other in ((4, 4), (4, 9), (5, 6), *[(30, 30)] * 10, (61, 12)):
                 sides = [[kind() for _ in range(number)] for number in (one, other)]
                 found, turned = estimate(*sides), estimate(*sides[::-1])
-                assert found.ratio is not None
                 if found.low is None or found.high is None:
                     assert (one, confidence) == (4, 0.99), "the 16 ratios of 4 and 4 have less confidence"
                     continue
@@ -78,8 +77,6 @@ class TestEstimate:
         for one, other in ((4, 4), (5, 9), (8, 8), (20, 16)):
             sides = [[math.exp(rng.gauss(0, 0.1)) for _ in range(number)] for number in (one, other)]
             found = estimate(*sides)
-            assert found.low is not None
-            assert found.high is not None
             for end, inwards in ((found.low, 1 + 1e-6), (found.high, 1 - 1e-6)):
                 inside, outside = ([value / end / step for value in sides[1]] for step in (inwards, 1 / inwards))
                 assert inference.p_value(sides[0], inside) > inference.ALPHA >= inference.p_value(sides[0], outside)
@@ -134,9 +131,6 @@ class TestTurns:
         rng, blocks = random.Random(6), blocks_of_turns(processes)
         one, other = ([math.exp(rng.gauss(at / 20, 0.1)) for at in range(processes)] for _ in range(2))
         found = estimate(one, other, blocks)
-        assert found.ratio is not None
-        assert found.low is not None
-        assert found.high is not None
         assert found.low < found.ratio < found.high
         for end, inwards in ((found.low, 1 + 1e-9), (found.high, 1 - 1e-9)):
             inside, outside = ([value / end / step for value in other] for step in (inwards, 1 / inwards))
@@ -176,10 +170,8 @@ class TestPower:
             distances = self.distances(spread)
             for number in (8, 30, 200):
                 found = smallest_difference(distances, number, number)
-                assert found is not None
                 assert number - 1 <= (replicates_for(found * 1.0001, distances) or 0) <= number
                 more = replicates_for(found / 1.01, distances)
-                assert more is not None
                 assert number < more <= 1.05 * number + 1
 
     def test_normal_noise_needs_as_many_as_is_known(self) -> None:
@@ -233,7 +225,6 @@ def draw(rng: random.Random, kind: str, number: int, factor: float = 1.0) -> lis
 def test_the_replicates_asked_for_find_the_difference(kind: str) -> None:
     rng = random.Random(8)
     number = replicates_for(0.03, estimate(draw(rng, kind, 300), [1.0]).distances)
-    assert number is not None
     assert 6 < number < 20
 
     def share_found(replicates: int) -> float:

@@ -292,7 +292,6 @@ class TestHandingOver:
     def test_a_job_whose_kind_was_paused_meanwhile_goes_back(self, shop, queue, database, reading) -> None:
         job_id = shop.submit()
         claim = queue.claim("worker-1", shop.offer(), waits_for="its allocation")
-        assert claim is not None
         Pausing(database).pause("all")
         with pytest.raises(LeaseLost, match="went back: the queue is paused"):
             queue.take_over(self.handed(claim), "new", "other")

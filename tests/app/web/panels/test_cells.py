@@ -43,7 +43,6 @@ class Known(JobResults):
 def test_cases_beyond_the_first_are_drawn_without_panels_of_ones_own() -> None:
     rows = [["eager", True, None, length, ok(float(length))] for length in (64, 128, 256)]
     (panel,) = panels(Known(sheet(rows[:2], is_cut=True), sheet(rows)))
-    assert panel.draw is not None
     assert panel.draw()["data"][0]["y"] == [64, 128, 256]
 
 
