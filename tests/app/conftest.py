@@ -198,10 +198,7 @@ def reported() -> Callable[..., TableRecord]:
     """Make a table as a unit reported it; `columns` are types by name, milliseconds where the name says so."""
 
     def make(name: str, rows: Sequence[Sequence[Any]], /, unit_index: int = 0, **columns: str) -> TableRecord:
-        described = [
-            {"name": column, "type": type_, "unit": "ms" if column.endswith("_ms") else None}
-            for column, type_ in columns.items()
-        ]
+        described = [{"name": c, "type": t, "unit": "ms" if c.endswith("_ms") else None} for c, t in columns.items()]
         return TableRecord(unit_index, name, described, len(rows), zlib.compress(json.dumps(rows).encode()))
 
     return make

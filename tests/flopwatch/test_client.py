@@ -36,12 +36,7 @@ from tests.builders import measured
 
 ROOT = Path(__file__).parents[2]
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
-EXAMPLES = [
-    found
-    for module in (client, connection)
-    for found in doctest.DocTestFinder(recurse=True).find(module)
-    if found.examples
-]
+EXAMPLES = [it for m in (client, connection) for it in doctest.DocTestFinder(recurse=True).find(m) if it.examples]
 
 
 @pytest.fixture

@@ -94,10 +94,7 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         lambda: draw_chart(points(), Axes("length", ("precision",)), "step_ms", "ms"),
         ["fp32", "bf16", "suspect", "oom", "Step (ms)", "Length"],
     ),
-    "bars": (
-        lambda: draw_chart(points(), Axes("precision", ("length",)), "step_ms", "ms"),
-        ["length=4", "oom", "suspect"],
-    ),
+    "bars": (lambda: draw_chart(points(), Axes("precision", ("length",)), "step_ms", "ms"), ["length=4", "oom"]),
     "heat map": (
         lambda: draw_heat_map(points(), "length", "precision", "step_ms", "ms"),
         ["Step (ms)", "7.5 †", "oom", "bf16"],

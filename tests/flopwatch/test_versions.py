@@ -110,12 +110,7 @@ def test_what_a_version_lacks_is_named(repository: Path, version: str, named: st
 def test_each_option_may_name_the_code_of_either_side(repository: Path, option: str, role: str) -> None:
     specs = [{"kind": "benchmark", "schema": {"properties": {"own": {ROLE: role}}}}]
     (repository / "before.py").write_text(OLD)
-    for version, name in (
-        ("main", "code/mine.py"),
-        ("HEAD", "code/mine.py"),
-        ("before.py", "any.py"),
-        ("code", "mine.py"),
-    ):
+    for version, name in (("main", "code/mine.py"), ("before.py", "any.py"), ("code", "mine.py")):
         spec = {"kind": "benchmark"}
         (code,) = put_into(spec, specs, {option: f"{name}:attention"}, version=version)
         assert code.content.decode() == (NEW if version == "code" else OLD)

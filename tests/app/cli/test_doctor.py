@@ -156,9 +156,7 @@ def test_a_torch_that_is_newer_than_the_tests_is_a_note(version, state, monkeypa
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "torch" else real(name))
     monkeypatch.setattr(
-        importlib.metadata,
-        "requires",
-        lambda name, of=importlib.metadata.requires: of(name) if name == "flopwatch" else [],
+        importlib.metadata, "requires", lambda it, of=importlib.metadata.requires: of(it) if it == "flopwatch" else []
     )
     found = {finding.name: finding for finding in doctor._requirements()}["torch"]
     assert found.state == state

@@ -660,10 +660,7 @@ def test_what_several_cases_of_another_precision_returned_is_compared(database, 
 @pytest.mark.parametrize("beside", [{"candidate"}, {"baseline", "candidate"}])
 def test_work_that_one_side_has_moved_to_threads_is_told(database, ended, record, beside) -> None:
     checks = [{"name": "threads", "ok": False}]
-    units = [
-        replace(unit, validity={"verdict": "valid", "checks": checks if unit.side in beside else []})
-        for unit in in_turns()
-    ]
+    units = [replace(it, validity={"verdict": "valid", "checks": checks * (it.side in beside)}) for it in in_turns()]
     rows_ = [record("step_ms", unit_index=unit.unit_index) for unit in units]
     sheet = compare_sides(database, ended(IN_TURNS, units=units, measurements=rows_))
     told = "in the candidate alone threads computed beside the steps"

@@ -8,10 +8,7 @@ from app.results.digits import column_texts
 
 
 def texts(*numbers: float | tuple[float, float], unit: str = "ms") -> list[str]:
-    cells = [
-        Cell(number[0], number[1], 10, "ok") if isinstance(number, tuple) else Cell(number, None, 10, "ok")
-        for number in numbers
-    ]
+    cells = [Cell(n[0], n[1], 10, "ok") if isinstance(n, tuple) else Cell(n, None, 10, "ok") for n in numbers]
     return column_texts(cells, Column("x", "number", unit, role="metric"))
 
 

@@ -21,10 +21,7 @@ def times(factor: float, of: Sequence[float] = STEADY) -> list[float]:
 
 
 def row(baseline: Sequence[float], candidate: Sequence[float], metric: str = "step_ms", **changes: Any) -> Row:
-    cells = [
-        Cell(side[0], None, len(side), "ok") if side else Cell(None, None, None, "oom")
-        for side in (baseline, candidate)
-    ]
+    cells = [Cell(it[0], None, len(it), "ok") if it else Cell(None, None, None, "oom") for it in (baseline, candidate)]
     plain: dict[str, Any] = {"case": "", "unit": "ms", "verdicts": ("valid", "valid")}
     both = baseline and candidate
     sides = {"baseline": list(baseline), "candidate": list(candidate)} if both else {}

@@ -305,11 +305,7 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     facts = ("case_key", "device_key", "phase", "metric", "unit", "outcome", "reason", "validity", "n", "std", "median")
     columns = {*facts, *STATISTICS, "unit_index", "unit_title", "partial"}
     wire = [
-        {
-            **{name: row[name] for name in facts},
-            "samples": None,
-            "case": {name: row[name] for name in row if name not in columns},
-        }
+        {**{it: row[it] for it in facts}, "samples": None, "case": {it: row[it] for it in row if it not in columns}}
         for row in rows
     ]
     local = local_table(BenchmarkSpec(), wire)

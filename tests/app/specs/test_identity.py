@@ -317,10 +317,7 @@ class TestGrids:
         cells = list(spec.cells())
         for cell in rng.sample(cells, min(len(cells), 12)):
             coordinates = cell.coordinates()
-            single = {
-                field: [coordinates[name]] if coordinates[name] is not None else fields[field]
-                for field, name in spec.axes.items()
-            }
+            single = {f: [coordinates[n]] if coordinates[n] is not None else fields[f] for f, n in spec.axes.items()}
             found = [case for case in validated({**fields, **single}).cases() if case.key == spec.case(cell).key]
             assert [case.coordinates for case in found] == [spec.case(cell).coordinates]
 

@@ -28,10 +28,7 @@ def test_a_tool_needs_a_gpu(fields: dict[str, Any]) -> None:
         spec(**fields, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("kernels", "words"),
-    [("flash(", "is no regular expression"), ("flash\0", "has a control character")],
-)
+@pytest.mark.parametrize(("kernels", "words"), [("flash(", "no regular expression"), ("a\0", "a control character")])
 def test_a_filter_that_is_no_regular_expression_is_refused(kernels: str, words: str) -> None:
     with pytest.raises(ValidationError) as raised:
         spec(ncu={"kernels": kernels})

@@ -27,10 +27,7 @@ def test_dotted_paths_nest_and_share_nothing() -> None:
 
 def test_exclusion_is_by_partial_points(rng: random.Random) -> None:
     grid = {name: list(range(rng.randint(1, 4))) for name in "abc"}
-    exclude = [
-        {name: rng.choice(grid[name]) for name in rng.sample("abc", rng.randint(2, 3))}
-        for _ in range(rng.randint(1, 4))
-    ]
+    exclude = [{n: rng.choice(grid[n]) for n in rng.sample("abc", rng.randint(2, 3))} for _ in range(rng.randint(1, 4))]
     every = [dict(zip("abc", values, strict=True)) for values in itertools.product(*grid.values())]
     expected = [point for point in every if not any(partial.items() <= point.items() for partial in exclude)]
     if not expected:

@@ -33,11 +33,7 @@ test_what_cannot_go_together_is_refused = refusals(
     ({"precision": "fp8", "step_code": STEP}, "precision", "converts its own layers"),
     ({"precision": "fp8", "fp8_filter": ["a", "b", "a"]}, "fp8_filter", "there twice"),
     ({"precision": "fp8", "fp8_filter": ["all", "lm_head"]}, "fp8_filter", "'all' goes alone"),
-    (
-        {"precision": "fp8", "batch_size": 3, "context_length": 8},
-        "context_length",
-        "= 24 tokens, and fp8 takes multiples of 16",
-    ),
+    ({"precision": "fp8", "batch_size": 3, "context_length": 8}, "context_length", "= 24 tokens, and fp8 takes"),
     ({"master_weights": True}, "master_weights", "needs parameter_dtype bf16, and precision bf16 or fp8"),
     ({**MASTER, "optimizer": "torch_adamw"}, "master_weights", "choose optimizer adamw or triton_adamw"),
     (

@@ -173,11 +173,7 @@ def test_figures_have_their_numbers_as_a_table() -> None:
 
 
 def strategies(**sizes: int | None) -> list[Point]:
-    return [
-        Point({"strategy": name, "bucket_size_mb": size, "batch_size": batch}, 1.0)
-        for name, size in sizes.items()
-        for batch in (1, 2)
-    ]
+    return [Point({"strategy": n, "bucket_size_mb": s, "batch_size": b}, 1.0) for n, s in sizes.items() for b in (1, 2)]
 
 
 def test_a_field_that_follows_from_another_is_no_axis() -> None:

@@ -47,20 +47,15 @@ def cases(baselines: Baselines, name: str = "main") -> dict[tuple[str, str], lis
 
 
 def test_a_job_replaces_the_cases_that_it_has(baselines: Baselines, done: Callable[..., int]) -> None:
-    one, other, elsewhere = done("a", "b"), done("b", "c"), done("b", device="1x GPU")
+    one, other, far = done("a", "b"), done("b", "c"), done("b", device="1x GPU")
     kept = baselines.put("main", job=one)
     assert (kept.is_new, kept.left_out) == (True, [])
     assert (kept.baseline["number_of_cases"], kept.baseline["jobs"]) == (2, [one])
     again = baselines.put("main", job=other)
     assert (again.is_new, again.baseline["number_of_cases"], again.baseline["jobs"]) == (False, 3, [one, other])
-    baselines.put("main", job=elsewhere)
+    baselines.put("main", job=far)
     here = "1x test CPU"
-    assert cases(baselines) == {
-        ("a", here): [one],
-        ("b", here): [other],
-        ("c", here): [other],
-        ("b", "1x GPU"): [elsewhere],
-    }
+    assert cases(baselines) == {("a", here): [one], ("b", here): [other], ("c", here): [other], ("b", "1x GPU"): [far]}
     (first, *_) = baselines.get("main")["cases"]
     assert (first["kind"], first["case"]) == ("benchmark", "tiny, context_length=128")
 

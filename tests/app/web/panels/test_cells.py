@@ -30,10 +30,7 @@ class Known(JobResults):
         self.sheet = sheet  # type: ignore[misc]  # instead of reading it
         self.whole = whole or sheet
         names = {"causal": "causal", "br": "br", "sequence_lengths": "sequence_length"}
-        spec = {
-            field: [value for value in dict.fromkeys(self.whole.column(name)) if value is not None]
-            for field, name in names.items()
-        }
+        spec = {field: [v for v in dict.fromkeys(self.whole.column(n)) if v is not None] for field, n in names.items()}
         self.job = {"kind": "attention", "spec": spec}
 
     def metric(self, name: str) -> Sheet:

@@ -19,21 +19,13 @@ def sheet(*rows: tuple[str, float | None, float | None]) -> Sheet:
         Column("exposed_communication_ms", "number", "ms", role="metric"),
         Column("validity", "string"),
     ]
-    cells = [
-        [name, *(Cell(value, None, 1, "ok" if value is not None else "oom") for value in of), "valid"]
-        for name, *of in rows
-    ]
+    cells = [[name, *(Cell(v, None, 1, "ok" if v is not None else "oom") for v in of), "valid"] for name, *of in rows]
     return Sheet(columns=columns, rows=cells)
 
 
 def test_a_row_for_each_rank_and_stream() -> None:
-    rows = [
-        span(0, "compute", 0, 4),
-        span(0, "communication", 3, 6),
-        span(0, "exposed", 4, 6),
-        span(1, "compute", 0, 6),
-    ]
-    figure = draw_timeline(rows)
+    own = [span(0, "compute", 0, 4), span(0, "communication", 3, 6), span(0, "exposed", 4, 6), span(1, "compute", 0, 6)]
+    figure = draw_timeline(own)
     assert [trace["name"] for trace in figure["data"]] == ["computation", "communication", "exposed communication"]
     names = figure["layout"]["yaxis"]["ticktext"]
     assert names[:3] == ["rank 0, computation", "rank 0, communication", "rank 0, exposed"]

@@ -8,11 +8,7 @@ from app.web.panels.profile import draw_lines, draw_roofline, draw_waits, phase_
 
 
 def classes(**scopes: dict[str, float]) -> list[dict[str, Any]]:
-    return [
-        {"scope": scope, "class": name, "total_ms": time}
-        for scope, times in scopes.items()
-        for name, time in times.items()
-    ]
+    return [{"scope": at, "class": it, "total_ms": ms} for at, times in scopes.items() for it, ms in times.items()]
 
 
 def product(**fields: Any) -> dict[str, Any]:
