@@ -177,6 +177,36 @@ def answer_of(report: Report) -> tuple[str, dict[str, dict[str, Any]]]:
     return sentences, {row["strategy"]: row for row in report.table_rows("fits")}
 
 
+@pytest.mark.parametrize(
+    ("length", "words"), [(256, " (61.76 GiB)"), (4096, " with activation_checkpointing=true (61")]
+)
+def test_parameters_in_16_bits_are_the_last_that_may_help(run, length: int, words: str) -> None:
+    asked = {"model": {"size": "8b"}, "batch_size": 1, "context_length": length, "attention": "fused", "device": "cuda"}
+    advice = answer_of(run(**asked))[0].splitlines()[1]
+    assert advice.startswith(f"To fit on one GPU: parameter_dtype=bf16{words}")
+    fields = {"parameter_dtype": "bf16", "activation_checkpointing": "checkpointing" in words}
+    assert "fits on one GPU" in answer_of(run(**asked, **fields))[0]
+
+
+@pytest.mark.parametrize(("batch", "now"), [(32, "Fewest devices: 16, with tensor (mesh.tensor=16)"),
+                                            (200, "As it is, no number of devices suffices")])  # fmt: skip
+def test_the_fewest_devices_are_those_with_one_change_too(run, batch: int, now: str) -> None:
+    asked = {"model": {"size": "2.7b"}, "batch_size": batch, "context_length": 2048, "device": "cuda"}
+    line = next(line for line in answer_of(run(**asked))[0].splitlines() if line.startswith(now))
+    number, _, where = line.removeprefix(f"{now}; ").partition(" suffice with activation_checkpointing=true, with ")
+    fits = answer_of(run(**asked, activation_checkpointing=True))[1]
+    assert int(number) == min(row["fewest_devices"] for row in fits.values() if row["fewest_devices"])
+    assert fits[where.partition(" (")[0]]["fewest_devices"] == int(number)
+
+
+def test_each_alternative_is_whole(run) -> None:
+    asked = {"model": {"size": "8b"}, "batch_size": 1, "context_length": 2048, "mesh": {"fsdp": 16}, "device": "cuda"}
+    assert answer_of(run(**asked))[1]["none"]["what_helps"] == (
+        "parameter_dtype=bf16 with attention=triton (63.87 GiB) or "
+        "parameter_dtype=bf16 with activation_checkpointing=true (61.76 GiB)"
+    )
+
+
 @pytest.mark.parametrize(("device", "attention"), [("cuda", "triton"), ("cpu", "sdpa_flash")])
 def test_jobs_take_the_attention_that_helps(run, device: str, attention: str) -> None:
     fields = {**XL, "device": device, "device_gb": 75}

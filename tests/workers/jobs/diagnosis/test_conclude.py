@@ -1,5 +1,6 @@
 """The answer of a diagnosis: its lines, in the form and the order in which a terminal shows them."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from app.specs.diagnosis import DiagnosisSpec
 from tests.workers.reporting import Report
 from workers.jobs._base import Unit
 from workers.jobs.diagnosis import conclude
-from workers.jobs.diagnosis.conclude import TOGETHER, Result
+from workers.jobs.diagnosis.conclude import MOST_LINES, TOGETHER, WIDTH, Result
 from workers.jobs.diagnosis.turn import JOINED
 
 CAUSES: list[list[Any]] = [
@@ -72,10 +73,36 @@ def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it
     assert {row["metric"]: row["median"] for row in report.rows} == {"together_ms": step_ms, "answer_step_ms": 100.0}
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_found_fits_a_terminal_with_all_that_helps(seed: int) -> None:
+    draw = random.Random(seed)
+    deep = "src/" + "deep/" * draw.randrange(12) + f"train.py:9 Model.{'f' * draw.randrange(90)}"
+    kinds = draw.choices(("input", "synchronisation", "host", "optimizer", "unexplained"), k=draw.randrange(20))
+    causes = [[rank, kind, draw.choice((deep, None)), 9.0, 9.0, 1.0, "ceiling"] for rank, kind in enumerate(kinds, 1)]
+    verdicts = draw.choices(("better", "no_difference", "worse", "inconclusive", "not_tried"), k=draw.randrange(16))
+    results = [
+        result(f"change_{at}_{'x' * draw.randrange(20)}", verdict, None if verdict == "not_tried" else 0.9,
+               reason="because " * draw.randrange(20), cause=draw.choice([*kinds, "kernels"]))
+        for at, verdict in enumerate(verdicts)
+    ]  # fmt: skip
+    better = [one.change for one in results if one.verdict == "better"]
+    together = result(TOGETHER, "better", 0.5, how=" + ".join(better)) if len(better) > 1 else NOTHING
+    lines = conclude.answer("step 475 ms ± 0.4 %", causes, results, together)
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= WIDTH
+    alone = " ".join(map(str.strip, lines)).partition("all together (")[0]
+    assert all(change in alone for change in better)
+
+
 def found(turns: list[float], busy_percent: float | None = None) -> dict[str, Any]:
     return {"turns": {"": turns}, "screened": {}, "looked": [], "profiled_ms": None, "others": [], "seen": [],
             "busy_percent": busy_percent, "joined": [], "device_key": None, "candidates": [], "refused": {},
             "differences": {}}  # fmt: skip
+
+
+def test_the_first_line_has_the_farther_end_of_the_steps_interval_and_how_much_of_it_the_device_works() -> None:
+    six = [99.0, 100.0, 100.0, 101.0, 100.0, 98.0]
+    assert conclude._step(found(six, 61.2), 100.0) == "step 100 ms ± 2.0 %, the device works 61 % of it"
 
 
 def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
@@ -84,6 +111,13 @@ def test_a_bound_is_the_share_that_its_own_stage_measured() -> None:
     (row, *_) = conclude._causes(seen, [bound], 100.0)
     assert (row[1], row[-1]) == ("optimizer", "measured")
     assert row[-2] == pytest.approx(60.0)
+
+
+def test_a_measured_cause_comes_before_a_ceiling_of_about_its_size() -> None:
+    sure = result("no_input", "better", 0.92, cause="input", removes=True)
+    times = {"synchronisation": 11.0, "input": 8.0, "kernels": 81.0}
+    assert ranked([sure], **times) == ["input", "synchronisation", "kernels"]
+    assert ranked([sure], **{**times, "synchronisation": 13.0})[0] == "synchronisation"
 
 
 def test_one_process_on_a_busy_host_measures_no_bound_and_no_gain() -> None:
@@ -252,9 +286,16 @@ def test_a_loader_whose_step_without_it_was_measured_is_one_cause_with_all_its_p
     bound = result("batches_from_memory", "better", 0.58, cause="input", removes=True)
     rows = conclude._causes(seen, [bound], 6.0)
     assert [row[1] for row in rows] == ["input", "kernels"]
+    assert sum(row[3] for row in rows) == pytest.approx(6.0)
     assert rows[0][2] == (
         "train.py:25-27 Signals.__getitem__ (28.3 % here; line 27: 32768 times a step; "
         "18.3 % in train.py:22-29 Signals.__getitem__)"
     )
+    tried = result("loader_workers", "inconclusive", 1.352, cause="input", low=None, high=None)
+    why_not = "it has no worker processes: loader_workers adds them"
+    refused = result("loader_prefetch", "refused", cause="input", reason=why_not)
+    said = " ".join(conclude.answer("step 6 ms", rows, [bound, tried, refused], NOTHING))
+    assert "no loader_prefetch: it has no worker processes" in said, "one process says nothing of the other change"
+    assert "adds them" not in said, "it was tried, and brought nothing"
     apart = conclude._causes(seen, [], 6.0)
     assert [row[1] for row in apart] == ["input", "input", "kernels"], "without a bound each has its own ceiling"

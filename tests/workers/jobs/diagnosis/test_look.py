@@ -20,6 +20,7 @@ from workers.jobs._training import measuring
 from workers.jobs.diagnosis import RUNNER
 from workers.jobs.diagnosis import look as stage
 from workers.jobs.profile import own_lines
+from workers.measure.profiling import lines
 from workers.measure.profiling.products import Product
 from workers.outcome import Failed
 
@@ -113,6 +114,14 @@ def evaluate(model, data):
     return [model(data) for _ in range(100)]
 
 
+def shrunk(x):
+    return 0.1 * x
+
+
+def layer(x):
+    return 0.1 * x
+
+
 def make_step(device, slow):
     torch.set_num_threads(1)  # others use the host's cores
     middle = {"precision": Wide, "attention": Attention, "gram": Gram}.get(slow, nn.ReLU)()
@@ -135,6 +144,14 @@ def make_step(device, slow):
         if slow != "accumulation" or next(numbers) % 2:
             optimizer.step()
             optimizer.zero_grad()
+        if slow == "rounds":
+            decayed = torch.zeros(4, 16)
+            for number in range(64):
+                decayed = decayed + 0.9 * x
+                decayed -= shrunk(x)
+            for number in range(64):
+                decayed = 0.9 * layer(decayed)
+            loss = loss + decayed.sum()
         if slow == "checkpoint":
             torch.optim.SGD(model.parameters())
             for _ in DataLoader([1]):
@@ -237,6 +254,14 @@ def test_what_is_planted_is_named_first_with_its_function(look, uneven, slow, lo
     assert ("loader_workers" in candidates) == (slow == "input"), "a step without a loader is not offered one"
 
 
+def test_a_loop_over_small_operators_is_one_cause_with_all_its_lines_and_what_they_call(look) -> None:
+    rows = look(arguments={"slow": "rounds"}).tables["seen"]["rows"]
+    loops = [cause for cause, at, _ in rows if at.endswith("64 times a step; small operators)")]
+    assert loops == ["kernels"], rows
+    called = {at.split(" ")[1] for cause, at, _ in rows if cause == "kernels" and " " in at}
+    assert called & {"shrunk", "layer"} == {"layer"}, "rounds need each other there"
+
+
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], float]:
     """Let kernels have a share of the step, whatever a busy host leaves to them."""
     known = stage.candidates
@@ -259,6 +284,13 @@ def test_a_step_that_checkpoints_nothing_is_not_tried_without_it(look, slow, mon
         assert (": make it once" in str(candidates.get(name))) == (slow == "checkpoint"), name
 
 
+def test_a_step_that_is_not_followed_to_its_end_may_checkpoint_there(look, monkeypatch) -> None:
+    with_kernels(monkeypatch)
+    monkeypatch.setattr(lines, "MAX_EVENTS", 2)
+    names = [row[0] for row in look(arguments={"slow": "checkpoint"}).tables["candidates"]["rows"]]
+    assert "no_checkpointing" in names
+
+
 @pytest.mark.parametrize(("ms", "first"), [(6.0, "fused_optimizer"), (4.0, "autocast_bf16")])
 def test_changes_are_tried_in_the_order_of_the_answer(ms: float, first: str) -> None:
     step = {"kind": "benchmark", "model": {"size": "tiny"}, "precision": "fp32", "device": "cpu"}
@@ -266,6 +298,18 @@ def test_changes_are_tried_in_the_order_of_the_answer(ms: float, first: str) -> 
     known = stage.Look(spec.step, torch.device("cpu"), None)
     lost = defaultdict(float, {("kernels", "x.py:1"): 100.0 - ms, ("optimizer", "x.py:2"): ms})
     assert next(name for name, _, why_not, *_ in stage.candidates(spec, known, lost) if why_not is None) == first
+
+
+def test_what_shortens_operators_is_tried_on_float64_too_and_is_no_cure_of_it() -> None:
+    names = ["one_thread", "compile_blocks", "float32"]
+    spec = KINDS["diagnosis"].example().model_copy(update={"changes": names})
+    lost = defaultdict(float, {("precision", "x.py:1"): 100.0})
+    rows = stage.candidates(spec, stage.Look(spec.step, torch.device("cpu"), None), lost)
+    assert {row[0]: row[1] for row in rows} == {
+        "one_thread": "kernels",
+        "compile_blocks": "kernels",
+        "float32": "precision",
+    }
 
 
 def test_neither_a_learning_rates_schedule_nor_a_closure_is_an_update_of_parameters() -> None:

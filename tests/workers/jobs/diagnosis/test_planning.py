@@ -128,6 +128,15 @@ def test_what_helped_by_chance_when_it_was_screened_is_not_joined(monkeypatch: p
     assert played.results()["together"].ratio == pytest.approx(0.72)
 
 
+def test_the_turns_of_those_joined_have_their_time_before_a_third_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STEP_MS, "threads", 95.0)
+    played = Played(budget_s=120, seconds=2.0, turn_s=5.0)
+    assert played.results()["together"].verdict == "better"
+    assert played.results()["threads"].verdict != "better", "no time was left for its turns"
+    less = Played(budget_s=100, seconds=2.0, turn_s=5.0)
+    assert less.results()["compile_blocks"].verdict == "better", "without time for those joined it has its own"
+
+
 def test_two_ways_of_the_same_are_not_joined() -> None:
     ways = dict.fromkeys(("fused_optimizer", "compile_blocks"), "compile")
     played = Played(ways=ways)
@@ -164,6 +173,16 @@ def test_ranks_take_the_turns_of_two_rounds_together() -> None:
     changed = Played(ranks=True, fields={"fused_optimizer": {"optimizer": "x"}}).units
     units = [one for one in changed if one.params["stage"] == "turn"]
     assert any(side["fields"] == {"optimizer": "x"} for one in units for side in one.params["rounds"])
+
+
+@pytest.mark.parametrize(("warmup_steps", "seconds"), [(3, 14.4 + 4 * 2.6), (None, 4 * 17.0)])
+def test_what_the_ranks_start_takes_is_told_from_their_screening(warmup_steps: int | None, seconds: float) -> None:
+    """It took 17 s: 3 + 10 steps of 100 ms, as long to build them, and the start. Where steps warm up until they are
+    steady, all of it may be theirs."""
+    played = Played(ranks=True, seconds=17.0)
+    played.units[1].params["warmup_steps"] = warmup_steps
+    progress = planning._Progress(played.spec, SoFar(played.units[:2], played.seconds[:2], played.tables))
+    assert progress._launch_s(2) == pytest.approx(seconds)
 
 
 def test_changes_of_one_field_are_not_joined() -> None:

@@ -58,6 +58,16 @@ def test_a_clock_that_is_ahead_is_no_lateness() -> None:
     assert Lateness(found).late == []
 
 
+def test_waiting_in_several_collectives_at_once_counts_once() -> None:
+    """gloo's operations all wait from when they were issued."""
+    step = seen(10, 32), seen(30, 32, host=20)
+    for one, begin in zip(step, (12, 30), strict=True):
+        one["collectives"].append(["all_reduce", begin, 33, "backward"])
+    found = ranks(*step)
+    assert Lateness(found).mean_ms(1) == pytest.approx(20, abs=1.01)
+    assert (found.ahead_ms, found.residual_ms) == ([0, 0], 0)
+
+
 @pytest.mark.parametrize(
     ("longer", "known", "said"),
     [
@@ -193,6 +203,7 @@ def tried(**fields: Any) -> dict[str, dict[str, Any]]:
             {"bucketed_gradients": {"strategy": "bucketed"}, "overlapped_gradients": {"strategy": "overlapped"}},
         ),
         ({"strategy": "fsdp", "prefetch": 0}, {"gather_earlier": {"prefetch": 1}}),
+        ({"strategy": "fsdp", "prefetch": 4}, {"gather_earlier": None}),
         ({"strategy": "torch_fsdp"}, {"gather_once": {"reshard_after_forward": False}, "gather_earlier": None}),
         ({"strategy": "fsdp"}, {"sharded_optimizer": None, "gather_bf16": None, "cuda_graph": None}),
         (
