@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from array import array
@@ -383,6 +385,17 @@ def test_the_family_is_all_descendants(tmp_path: Path) -> None:
     assert family_times(20, tmp_path) == {20: 406}
 
 
+def test_a_descendants_work_is_not_taken_for_others() -> None:
+    """Even while it runs: the kernel adds a child's time to its parent's only after the parent has waited for it."""
+    code = "import time\nwhile time.process_time() < 0.4: pass\nprint('worked', flush=True)\ninput()"
+    before = read_host_load()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout.readline() == b"worked\n"
+        after = read_host_load()
+        worker.communicate(b"\n")
+    assert after.own - before.own >= 0.35
+
+
 @pytest.mark.parametrize(
     ("available", "why"), [(True, "does not know this device: not known"), (False, "is not available: not known")]
 )
@@ -405,6 +418,21 @@ class FakeGpu:
     def read(self) -> Reading:
         self.reads += 1
         return reading(processes={os.getpid()})
+
+
+def test_the_monitor_reads_a_gpu_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: gpu)
+    monitor = Monitor(torch.device("cuda"))
+    monitor.start(warm=False)
+    monitor.watch()
+    assert gpu.reads == 0
+    monitor._read_at -= 1.1
+    monitor.watch()
+    monitor.watch()
+    assert gpu.reads == 1
+    monitor.watch(last=True)
+    assert gpu.reads == 2
 
 
 def test_the_memory_of_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:

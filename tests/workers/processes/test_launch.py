@@ -154,6 +154,21 @@ def run_forked(launchers, tmp_path, tmp_path_factory) -> Run:
 starts = pytest.mark.parametrize("start", ["fork", "exec"])
 
 
+def test_how_a_unit_ended_is_reported(run_forked: Run) -> None:
+    reports = run_forked(
+        """
+        reports = []
+        for behaviour in ("counted", "segfault", "exits", "raises"):
+            process = launcher.start(request(behaviour, kind="benchmark"), START, [])
+            read(process.messages), read(process.log)
+            reports.append(vars(process.report()))
+            process.close()
+        print(json.dumps(reports))
+        """
+    )
+    assert [list(one.values()) for one in reports] == [[0, None], [None, 11], [3, None], [1, None]]
+
+
 def test_a_gpu_that_does_not_compute_is_found(run_forked: Run) -> None:
     found = run_forked(
         """
@@ -233,6 +248,30 @@ def test_nothing_survives_and_locks_are_held_until_then(run_forked, tmp_path, st
     assert not child_alive_when_unlocked
     assert still_alive == [False, False]
     assert seconds < LET_GO_S
+
+
+def test_a_starting_warm_parent_is_replaced(tmp_path: Path) -> None:
+    printed = run_script(
+        tmp_path,
+        "fork",
+        """
+        from threading import Thread
+
+        def kill_first():
+            while not (children := psutil.Process().children()):
+                time.sleep(0.001)
+            children[0].kill()
+
+        killer = Thread(target=kill_first)
+        killer.start()
+        launcher.wait_until_warm()
+        killer.join()
+        process = launcher.start(request("counted"), START, [])
+        messages = read(process.messages)
+        print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report())]))
+        """,
+    )
+    assert printed == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
 
 
 def test_what_runs_outlives_its_warm_parent_which_is_replaced(tmp_path: Path) -> None:

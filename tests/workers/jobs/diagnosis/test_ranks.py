@@ -189,7 +189,10 @@ def tried(**fields: Any) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("fields", "changes"),
     [
-        ({"strategy": "bucketed", "bucket_size_mb": None}, {"smaller_buckets": {"bucket_size_mb": 25.0}}),
+        (
+            {"strategy": "bucketed", "bucket_size_mb": None},
+            {"smaller_buckets": {"bucket_size_mb": 25.0}, "larger_buckets": None},
+        ),
         (
             {"strategy": "torch_ddp", "bucket_size_mb": 8.0},
             {
@@ -205,6 +208,7 @@ def tried(**fields: Any) -> dict[str, dict[str, Any]]:
         ({"strategy": "fsdp", "prefetch": 0}, {"gather_earlier": {"prefetch": 1}}),
         ({"strategy": "fsdp", "prefetch": 4}, {"gather_earlier": None}),
         ({"strategy": "torch_fsdp"}, {"gather_once": {"reshard_after_forward": False}, "gather_earlier": None}),
+        ({"strategy": "fsdp", "reshard_after_forward": False}, {"gather_once": None}),
         ({"strategy": "fsdp"}, {"sharded_optimizer": None, "gather_bf16": None, "cuda_graph": None}),
         (
             {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": False},
