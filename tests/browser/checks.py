@@ -48,9 +48,7 @@ def assert_fits(page: Page) -> None:
     scroll inside. No word is broken."""
     width = page.viewport_size["width"] if page.viewport_size else 0
     page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width, timeout=5_000)
-    unresolved = (
-        "() => [...document.querySelectorAll('.plot')].filter((it) => JSON.stringify(it.data)?.includes('var('))"
-    )
+    unresolved = "() => [...document.querySelectorAll('.plot')].filter(it => JSON.stringify(it.data)?.includes('var('))"
     assert page.evaluate(f"({unresolved})().length") == 0, "Plotly takes another colour for one that it cannot read"
     broken = page.evaluate(BROKEN_WORDS)
     assert not broken, "\n".join(["broken words:", *broken])

@@ -445,9 +445,7 @@ def test_sweeps_and_their_resumption(site: Any, flopwatch: Any) -> None:
     sweep_id = ended(flopwatch("sweep", *TINY, "seed=1,2", "context_length=8,16,32", "--name", "grid")).split()[1]
     listed = ended(flopwatch("sweeps", "--limit", "1")).splitlines()
     assert listed[0].split() == ["id", "kind", "grid", "jobs", "age", "name"]
-    assert re.fullmatch(rf"{sweep_id} +benchmark +2 seed × 3 context_length +6 queued +\d+ s ago +grid", listed[1]), (
-        listed
-    )
+    assert re.fullmatch(rf"{sweep_id} +benchmark +2 seed × 3 context_length +6 queued +\d+ s ago +grid", listed[1])
     assert json.loads(ended(flopwatch("sweeps", "--json")))[0]["id"] == int(sweep_id)
     ended(flopwatch("cancel", "--sweep", sweep_id))
     assert ended(flopwatch("retry", "--sweep", sweep_id)) == f"sweep {sweep_id}: 6 queued\n"

@@ -149,9 +149,7 @@ def test_numbers_of_one_seed_meet_each_other_only() -> None:
         "returned numbers are equal (loss, the first step); only the baseline has seed 2, which was not compared, only "
         "the candidate has seed 3, which was not compared"
     )
-    assert compare(Returned(ones, {}), Returned(others | side([9.0], seed=2)[0], {})).outcome(1e-4) == "wrong", (
-        "the control"
-    )
+    assert compare(Returned(ones, {}), Returned(others | side([9.0], seed=2)[0], {})).outcome(1e-4) == "wrong"
 
 
 def test_a_number_that_the_candidate_lacks_is_missing() -> None:

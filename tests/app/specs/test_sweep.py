@@ -17,9 +17,7 @@ def specs(base: dict[str, Any], grid: dict[str, Any], exclude: Any = ()) -> list
 def test_dotted_paths_nest_and_share_nothing() -> None:
     base = {"model": {"name": "m", "inner": {"x": 0}}}
     found = specs(base, {"model.size": ["s", "t"], "model.inner.y": [1], "new.z": [2]})
-    assert found == [
-        {"model": {"name": "m", "inner": {"x": 0, "y": 1}, "size": size}, "new": {"z": 2}} for size in ("s", "t")
-    ]
+    assert found == [{"model": {"name": "m", "inner": {"x": 0, "y": 1}, "size": s}, "new": {"z": 2}} for s in "st"]
     assert base == {"model": {"name": "m", "inner": {"x": 0}}}
     found[0]["model"]["size"] = found[0]["model"]["inner"]["y"] = "changed"
     assert found[1]["model"] == {"name": "m", "inner": {"x": 0, "y": 1}, "size": "t"}

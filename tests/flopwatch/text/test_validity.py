@@ -25,9 +25,7 @@ def test_a_failed_check_names_its_unit_and_case() -> None:
 
 
 def test_the_worst_doubt_comes_first() -> None:
-    checks = [
-        {"name": name, "ok": False, "severity": name, "detail": "x"} for name in ("suspect", "note", "invalid", "wrong")
-    ]
+    checks = [{"name": it, "ok": False, "severity": it, "detail": ""} for it in ("suspect", "note", "invalid", "wrong")]
     assert doubts({"checks": checks}) == ["wrong: x", "invalid: x", "suspect: x"]
 
 
