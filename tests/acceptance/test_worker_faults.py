@@ -44,9 +44,7 @@ CONTROL_S = 2.0 * LEASE_S
 """How long a control waits for what must not happen."""
 
 
-def survives_a_killed_worker(
-    service: Service, folder: Path, rng: random.Random, *, recovery_s: float = RECOVERY_S, **sabotage: str
-) -> None:
+def survives_a_killed_worker(service, folder, rng, *, recovery_s=RECOVERY_S, **sabotage) -> None:
     client = service.client()
     first = service.start_worker(**sabotage)
     job_id = submit(client, plain_job("gated"))

@@ -20,14 +20,7 @@ def sweep_of(site: Any, sweep: dict[str, Any]) -> dict[str, Any]:
     return dict(site.http.get(f"/sweeps/{sweep['id']}").json())
 
 
-def finish(
-    site: Any,
-    measured: Any,
-    limits: dict[str, int],
-    axis: str = "context_length",
-    number: int = 1000,
-    validity: dict[str, Any] | None = None,
-) -> int:
+def finish(site, measured, limits, axis="context_length", number=1000, validity=None) -> int:
     """Play the worker: jobs of each size run out of memory above its limit. Returns how many jobs it ran."""
     done = 0
     while done < number:

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,7 @@ Turns = Callable[..., int]
 def turns(site: Any, measured: Any, reported: Any) -> Turns:
     """Run a job of kind compare whose candidate takes `factor` of the time; returns its id."""
 
-    def run(
-        factor: float,
-        *,
-        loss: float | None = 2.0,
-        later: Sequence[float | None] = (),
-        tokens: int = 64,
-        lost: bool = False,
-        side: Any = TINY,
-    ) -> int:
+    def run(factor, *, loss=2.0, later=(), tokens=64, lost=False, side=TINY) -> int:
         spec = {"kind": "compare", "baseline": side, "candidate": side}
         site.http.post("/jobs", json={"spec": spec, "priority": 20}).raise_for_status()
         claim = site.worker.claim("compare")

@@ -31,13 +31,7 @@ SUCCEEDED = Finish("succeeded")
 CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": "number"}
 
 
-def compare(
-    database: Database,
-    baseline: int | str | Sequence[int],
-    candidate: int | Sequence[int],
-    question: Question = PLAIN,
-    limit: int | None = None,
-) -> Sheet:
+def compare(database, baseline, candidate, question=PLAIN, limit=None) -> Sheet:
     """Compare jobs, or a baseline with jobs, and return the comparison as a sheet."""
     sides = ([side] if isinstance(side, int) else side for side in (baseline, candidate))
     return sheet_of(results.compare(database, *sides, question), limit)
@@ -131,15 +125,7 @@ class TestWithABaseline:
     def run(self, run_job, queue, record, database) -> Callable[..., int]:
         """Run a job of 8 processes on a device; its environment names it, unless none is recorded."""
 
-        def run(
-            device: str,
-            factor: float = 1.0,
-            *,
-            recorded: bool = True,
-            asks_for: str = "auto",
-            fails: bool = False,
-            host: str = "a",
-        ) -> int:
+        def run(device, factor=1.0, *, recorded=True, asks_for="auto", fails=False, host="a") -> int:
             claim = run_job()
             spec = {**claim.spec, "device": asks_for}  # nobody here could claim it
             with database.write() as connection:

@@ -32,9 +32,7 @@ def _drawn(rng: random.Random, processes: int, slower: float) -> list[list[float
     return [[factor * rng.gauss(1, 0.01) for _ in range(processes)] for factor in (1.0, slower)]
 
 
-def judged(
-    *rows: Row, alternated: bool = True, obstacles: Sequence[str] = (), limit: float | None = None, metrics: Any = ()
-) -> tuple[list[Row], Judgement]:
+def judged(*rows, alternated=True, obstacles=(), limit=None, metrics=()) -> tuple[list[Row], Judgement]:
     chosen = findings.choose(rows, ("forward_ms",), metrics)
     judged_rows = judge(rows, alternated=alternated)
     return judged_rows, conclude(judged_rows, chosen, obstacles, alternated=alternated, fail_above_percent=limit)
@@ -175,9 +173,7 @@ class TestWitnesses:
 
     WIDE = (1.0, 1.3, 0.9, 1.2, 1.05, 1.15, 0.95, 1.25)
 
-    def judged(
-        self, one: Sequence[float], other: Sequence[float], own: float = 1.0, limit: float = 5.0, **changes: Any
-    ) -> tuple[Row, Judgement]:
+    def judged(self, one, other, own=1.0, limit=5.0, **changes) -> tuple[Row, Judgement]:
         witnesses = {"median": (times(1.1, one), times(1.1, other))}
         by: dict[str, Any] = {"statistic": "fastest", "samples": 100, "witnesses": witnesses, **changes}
         (found,), whole = judged(row(STEADY, times(own, STEADY[::-1]), **by), limit=limit)
