@@ -12,7 +12,6 @@ from app.cli.commands import cli
 from benchmarks import courses
 from flopwatch import Flopwatch
 
-COURSES = ("cs336", "cs149")
 SMALL = (
     *("model.size=tiny", "context_length=8,16", "batch_size=1", "warmup_steps=0,1", "measure_steps=2"),
     *("sequence_lengths=32,64", "head_dims=16", "size_mb=0.25,0.5,1", "br=16,32", "bc=16,32", "bucket_size_mb=1,10"),
@@ -65,7 +64,7 @@ def test_the_report_has_the_pages_text_with_tables_and_pictures(site: Any, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("course", COURSES)
+@pytest.mark.parametrize("course", ["cs336", "cs149"])
 def test_the_whole_page_runs_on_a_cpu(site: Any, tmp_path: Path, ran: Ran, course: str) -> None:
     check(make_report(site, tmp_path, course), tmp_path, ran)
 

@@ -18,7 +18,6 @@ from tests.processes import is_alive
 from tools.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-WORKFLOW = ROOT / "deploy" / "github" / "speed.yml"
 SHA = "0123456789abcdef" * 2 + "01234567"
 REAL_SIZE = "sequence_lengths=1024"
 SMALL_SIZE = (
@@ -32,7 +31,6 @@ import torch
 def attention(q, k, v, is_causal):
     return {output}
 """
-RIGHT = "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)"
 PORT = "8123"
 COMMAND = """#!/bin/sh
 if [ "$1" = up ]; then exec sleep 600; fi
@@ -42,7 +40,7 @@ exec {python} -m app.cli "$@"
 
 @pytest.fixture(scope="module")
 def workflow() -> dict[str, Any]:
-    return yaml.safe_load(WORKFLOW.read_text())
+    return yaml.safe_load((ROOT / "deploy" / "github" / "speed.yml").read_text())
 
 
 def steps_of(job: dict[str, Any], event: str) -> list[str]:
@@ -123,7 +121,7 @@ def happens(workflow, started_service, tmp_path) -> Callable[[str, str], tuple[l
 def test_a_pull_request_is_checked_against_the_last_push(happens, started_service) -> None:
     client = started_service[0].client()
     client.delete("/baselines/main")  # that of another test
-    codes, printed = happens("push", RIGHT)
+    codes, printed = happens("push", "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)")
     assert codes == [0, 0, 0, 0], "start, measure, set, and end"
     assert '{"status":"ready"}' in printed, "curl has asked the server"
     (kept,) = client.get("/baselines/main").json()["cases"]

@@ -11,11 +11,9 @@ from app.store.records import MAX_LABELS
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
 
-MERGE = {"Content-Type": "application/merge-patch+json"}
-
 
 def patched(site: Any, job_id: int, **changes: Any) -> dict[str, Any]:
-    answer = site.http.patch(f"/jobs/{job_id}", json=changes, headers=MERGE)
+    answer = site.http.patch(f"/jobs/{job_id}", json=changes, headers={"Content-Type": "application/merge-patch+json"})
     assert answer.status_code == 200, answer.text
     job: dict[str, Any] = answer.json()
     assert site.job(job_id) == job

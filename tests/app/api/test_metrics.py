@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families as text_form
 from app.errors import DiskFull
 from tests.app.conftest import CAPABILITIES, KINDS
 
-OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 GPU = {"type": "cuda", "uuid": "GPU-1", "utilisation_percent": 50, "memory_used_mib": 3, "sm_clock_mhz": 1980}
 
 
@@ -94,7 +93,7 @@ def test_prometheus_reads_it(fresh_site: Any) -> None:
     test_the_queue(fresh_site)
     plain = fresh_site.http.get("/metrics")
     assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
-    new = fresh_site.http.get("/metrics", headers=OPEN_METRICS)
+    new = fresh_site.http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert new.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     old_names = {name.removesuffix("_total") for name in families(plain.text)}
     read = list(open_metrics(new.text))

@@ -55,14 +55,11 @@ def test_names_are_free_until_a_worker_registers(fresh_site: Any) -> None:
     assert [error["pointer"] for error in sweep.json()["errors"]] == ["/grid/attention/1"]
 
 
-KINDS_OF_WORKERS = frozenset({"attention", "benchmark", "compare"})
-
-
 def test_names_are_looked_for_where_they_are_marked(fresh_site: Any) -> None:
     """Not where a value happens to be the same: a model may have the name of an attention."""
     site = fresh_site
     capabilities = frozenset({"attention:eager", "attention:triton", "model:transformer_lm", "model:triton"})
-    site.worker.register(kinds=KINDS_OF_WORKERS, capabilities=capabilities)
+    site.worker.register(kinds=frozenset({"attention", "benchmark", "compare"}), capabilities=capabilities)
 
     def errors(spec: dict[str, Any]) -> list[tuple[str, str]]:
         response = site.http.post("/jobs", json={"spec": spec})

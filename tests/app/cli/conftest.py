@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from app.cli.commands import cli
 
 PROJECT = Path(__file__).resolve().parents[3]
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment(**settings: Any) -> dict[str, str]:
@@ -33,7 +32,7 @@ def _commands_made_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def flopwatch(site: Any) -> Iterator[Command]:
+def flopwatch(site: Any) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Run a command to its end against the module's server; in this process, which is quicker. What waits there after
     the test is cancelled."""
 

@@ -17,8 +17,6 @@ from tests.app.store.conftest import database, queue, reading, record, registrat
 
 __all__ = ["database", "queue", "reading", "record", "registration", "results", "settings", "shop"]
 
-Measure = Callable[..., int]
-
 
 def table(database: Database, **options: Any) -> Sheet:
     """Make a table. The options are the fields of JobChoice and of Layout, and the arguments of `results.table`."""
@@ -63,7 +61,7 @@ def ended(run_job: Callable[..., Claim], queue: Queue) -> Callable[..., int]:
 
 
 @pytest.fixture
-def measure(ended: Callable[..., int], record: Callable[..., MeasurementRecord]) -> Measure:
+def measure(ended: Callable[..., int], record: Callable[..., MeasurementRecord]) -> Callable[..., int]:
     """Submits a job, runs it and records the measurements given: (metric, changes) pairs of its only case.
 
     A change of `case` adds coordinates, and makes another case of it

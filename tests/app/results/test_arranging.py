@@ -15,7 +15,6 @@ from app.store.records import Finish
 from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
-CANCELLED = Finish("cancelled", error=job_problem("cancelled", "asked for"))
 
 
 @pytest.fixture
@@ -179,7 +178,7 @@ class TestRelative:
         assert notes == {"fp32": False, "bf16": True, "*": False}
 
     def test_a_cancelled_row_is_no_reference(self, database: Database, measure: Measure) -> None:
-        measure(spec={"precision": "fp32"}, finish=CANCELLED)
+        measure(spec={"precision": "fp32"}, finish=Finish("cancelled", error=job_problem("cancelled", "asked for")))
         measure(("step_ms", {"median": 10.0}), spec={"precision": "fp32"})
         measure(("step_ms", {"median": 5.0}), spec={"precision": "bf16"})
         cells = table(database, relative_to={"precision": "fp32"}).column("step_ms_speedup")

@@ -19,11 +19,10 @@ from app.store.reading import measurements
 from app.store.records import Finish, MeasurementRecord, NewJob
 from tests.app.results.conftest import table
 
-Measure = Callable[..., int]
 BROKEN = Finish("failed", error=job_problem("failed", "it broke"))
 
 
-def test_by_the_time_of_their_end(database: Database, measure: Measure) -> None:
+def test_by_the_time_of_their_end(database: Database, measure: Callable[..., int]) -> None:
     jobs = [measure(("step_ms", {}), spec={"context_length": length}) for length in (1, 2, 3)]
     ends = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (1, 2, 3)]
     with database.write() as connection:

@@ -27,7 +27,6 @@ from flopwatch.intervals import median_interval
 from tests.builders import STEADY, measured
 
 Measure = Callable[..., int]
-SUCCEEDED = Finish("succeeded")
 CLASSES = {"scope": "string", "class": "string", "total_ms": "number", "calls": "number"}
 
 
@@ -179,7 +178,7 @@ class TestWithABaseline:
         jobs = [NewJob(BenchmarkSpec(seed=at + 1), point={"seed": at}) for at in range(2)]
         sweep = queue.submit_sweep(None, {}, {"kind": "benchmark"}, {"seed": [1, 2]}, [], jobs).response["id"]
         for key in ("one", "other"):
-            queue.finish(shop.claim(), replace(SUCCEEDED, measurements=[record(case_key=key)]))
+            queue.finish(shop.claim(), Finish("succeeded", measurements=[record(case_key=key)]))
         Baselines(database).put("main", sweep=sweep)
         sheet = compare(database, "main", measure(("step_ms", {"case_key": "one"})))
         assert about(sheet, "sentence").endswith("; 1 of 2 cases of the baseline were not measured")

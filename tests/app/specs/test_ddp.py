@@ -11,7 +11,6 @@ from tests.app.specs.refusals import refusals
 
 FSDP = {"strategy": "fsdp"}
 CAST = {"precision": "bf16", "cast_before_communication": True}
-SHARDED = ("fsdp", "torch_fsdp")
 
 
 def spec(**fields: Any) -> DdpSpec:
@@ -53,7 +52,7 @@ def test_removed_fields_are_read_as_release_0_1_0_stored_them() -> None:
     assert spec(first_bucket_size_mb=None, gradients_as_views=True).case().key == spec().case().key
 
 
-@pytest.mark.parametrize("strategy", SHARDED)
+@pytest.mark.parametrize("strategy", ["fsdp", "torch_fsdp"])
 def test_sharded_bf16_casts_before_it_communicates(strategy: str) -> None:
     by_default = spec(strategy=strategy, precision="bf16")
     assert by_default.casts

@@ -8,8 +8,6 @@ from app.specs import spec_adapter
 from app.specs.mixed_precision import MixedPrecisionSpec
 from tests.app.specs.refusals import assert_refused
 
-SIZES = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}
-
 
 def test_a_job_may_do_one_of_both() -> None:
     sums, audits = MixedPrecisionSpec(audits=[]), MixedPrecisionSpec(accumulations=[])
@@ -31,7 +29,7 @@ def test_a_job_of_nothing_is_refused() -> None:
         ("batch_size", 2, {"toy", "transformer"}),
         ("context_length", 32, {"transformer"}),
         ("model", {"size": "small"}, {"transformer"}),
-        ("model", SIZES, set()),
+        ("model", {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}, set()),
     ],
 )
 def test_a_field_changes_the_cases_whose_work_it_changes(field: str, value: Any, changed: set[str]) -> None:

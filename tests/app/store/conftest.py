@@ -23,7 +23,6 @@ CAPABILITIES = frozenset({"attention:eager", "kernel:weighted_sum", "model:trans
 DEVICES = {0: [{"type": "cpu"}], 2: [{"type": "cpu"}, {"type": "cuda"}, {"type": "cuda"}]}
 
 
-ENGINES = ("sqlite", "postgresql")
 ON_SQLITE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 """Marks tests of what only SQLite has; all others run on both engines."""
 
@@ -45,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen.add(test)
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=("sqlite", "postgresql"))
 def engine(request: pytest.FixtureRequest) -> str:
     """The engine of the test's database."""
     return str(request.param)

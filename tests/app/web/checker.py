@@ -5,7 +5,6 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "link", "input", "br", "wbr", "hr", "img"}
 REFERENCES = {"href", "src", "action", "formaction", "hx-get", "hx-sse:connect", "data-plot", "data-plotly"}
 
 
@@ -22,7 +21,7 @@ class Checker(HTMLParser):
         self.holds_data = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
+        if tag not in {"meta", "link", "input", "br", "wbr", "hr", "img"}:
             self.open.append(tag)
         self.holds_data = tag == "script" and dict(attrs).get("type") == "application/json"
         sends = tag == "form" and dict(attrs).get("method") == "post"

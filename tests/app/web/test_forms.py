@@ -10,11 +10,9 @@ from app.specs import KINDS
 from app.web import forms
 from flopwatch.spelling import command
 
-NOBODY = Known({"kinds": set(), "capabilities": set()})
-
 
 def fields_of(kind: str) -> list[forms.Field]:
-    described = describe(kind, KINDS[kind], NOBODY)
+    described = describe(kind, KINDS[kind], Known({"kinds": set(), "capabilities": set()}))
     return forms.fields_of(described["schema"], forms.with_sides(described["example"], None))
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-VENDOR = ROOT / "app" / "web" / "static" / "vendor"
-VENDORED = (VENDOR, ROOT / "tests" / "browser" / "vendor")
+VENDORED = (ROOT / "app" / "web" / "static" / "vendor", ROOT / "tests" / "browser" / "vendor")
 RECORDS = ("README.md", "SHA256SUMS")
 
 

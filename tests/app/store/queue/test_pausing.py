@@ -13,8 +13,6 @@ from app.store.queue.pausing import Pausing
 from app.store.queue.transitions import Queue
 from app.store.records import NewJob
 
-BOTH = {"kinds": frozenset({"benchmark", "ceiling"})}
-
 
 @pytest.fixture
 def pausing(database: Database) -> Pausing:
@@ -55,7 +53,7 @@ def test_control_of_the_pause(shop: Any, pausing: Pausing, submit: Any, monkeypa
 def test_a_paused_wide_job_holds_no_other_kind_up(shop: Any, pausing: Pausing, submit: Any) -> None:
     submit("benchmark", gpus=2)
     narrow = submit("ceiling")
-    beside = {**BOTH, "total_gpus": 2, "free_gpus": 1, "idle": False}
+    beside = {"kinds": frozenset({"benchmark", "ceiling"}), "total_gpus": 2, "free_gpus": 1, "idle": False}
     assert shop.try_claim(**beside) is None, "the wide one decides"
     pausing.pause(["benchmark"])
     assert shop.claim(**beside).job_id == narrow

@@ -10,8 +10,6 @@ from app.store.reading.measurements import JobChoice, choose_jobs, environments,
 from app.store.records import Finish, UnitRecord
 from tests.app.store.conftest import Shop
 
-FAILED = job_problem("failed", "It broke.")
-
 
 def units(*names: str | None) -> list[UnitRecord]:
     return [
@@ -27,7 +25,7 @@ def hosts(database: Database, jobs: list[int]) -> list[Any]:
 
 def test_the_first_environment_of_the_last_recorded_attempt(database: Database, queue: Queue, shop: Shop) -> None:
     jobs = [shop.ran(units=units(None, "a")), shop.ran(units=units("b", "c"))]
-    jobs.append(shop.ran("failed", error=FAILED, units=units("former")))
+    jobs.append(shop.ran("failed", error=job_problem("failed", "It broke."), units=units("former")))
     queue.retry(jobs[2])
     queue.finish(shop.claim(), Finish("succeeded", units=units(None)))
     assert hosts(database, jobs) == ["a", "b"]
