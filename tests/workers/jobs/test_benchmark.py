@@ -358,6 +358,10 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
             lambda **sizes: TransformerLM(**sizes).to(torch.bfloat16),
             "model 'transformer_lm' makes parameters in torch.bfloat16, and .* parameter_dtype fp32: make them in",
         ),
+        (
+            lambda **sizes: TransformerLM(**sizes).to("meta"),
+            "model 'transformer_lm' makes parameters on the meta device, where nothing is computed",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused(run, model_class, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
             raise no_model(f"model {name_of(spec)!r} {takes} (docs/how-to-add-a-model.md): {error}") from error
         if not isinstance(model, torch.nn.Module):
             raise no_model(f"model {name_of(spec)!r} is of type {type(model).__name__}, and no torch.nn.Module")
-        check_dtypes(model)
+        check_parameters(model)
         if spec.mode == "generate" and not hasattr(model, "new_cache"):
             raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
         if spec.model_has_loss and "targets" not in inspect.signature(model.forward).parameters:
@@ -146,7 +146,9 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
             )
         return model
 
-    def check_dtypes(model: torch.nn.Module) -> None:
+    def check_parameters(model: torch.nn.Module) -> None:
+        if any(one.is_meta for one in model.parameters()):
+            raise no_model(f"model {name_of(spec)!r} makes parameters on the meta device, where nothing is computed")
         made = {one.dtype for one in model.parameters() if one.is_floating_point()}
         for dtype in made - {torch.float32, PARAMETER_DTYPES[spec.parameter_dtype]}:
             raise no_model(
