@@ -159,7 +159,8 @@ def why_not_run(returned: Any) -> str | None:
             f"a step returned a {kind}: its code has not run, as it has a yield or is async; {cure}, or return a "
             "function that runs it"
         )
-    is_future = all(callable(getattr(returned, name, None)) for name in ("done", "result", "add_done_callback"))
+    # By its class: an object may raise where it is asked for what it lacks.
+    is_future = all(callable(getattr(type(returned), name, None)) for name in ("done", "result", "add_done_callback"))
     if is_future or inspect.isroutine(returned) or isinstance(returned, functools.partial):
         cure = "return its .result()" if is_future else "call it in the step"
         return f"a step returned a {kind}, whose work may not have been done: {cure}"

@@ -226,7 +226,9 @@ def test_a_step_whose_work_may_not_have_been_done_is_refused(step: Callable[[], 
     with pytest.raises(NoStep, match=words) as caught:
         heard(made(lambda _own: step()))
     assert (caught.value.code is not None) == (step in (yields, yields_later))
-    heard(made(lambda _own: (value for value in (1.0, 2.0))))
+    attributes = type("Attributes", (dict,), {"__getattr__": dict.__getitem__})
+    for returned in ((value for value in (1.0, 2.0)), attributes(loss=1.0)):
+        heard(made(lambda _own, returned=returned: returned))
 
 
 def test_a_step_that_takes_an_argument_is_refused_with_its_place_and_cure() -> None:
