@@ -277,7 +277,7 @@ def set_free(values: Values, fit: Fit, limit: int) -> None:
     elif fit.fits:
         values.set("free_gib", None, [(limit - fit.peak) / GIB])
     else:
-        why = f"the step takes {gib(fit.peak)} on each device ({fit.strategy}), of {gib(limit)}"
+        why = f"the step takes {gib(fit.peak)} on each device (strategy {fit.strategy}), of {gib(limit)}"
         values.set_missing("oom", why, of_free)
 
 

@@ -180,7 +180,7 @@ def _in_words(requirement: str) -> str:
         return "leave to run uploaded code"
     family, _, name = requirement.partition(":")
     if family == NODES:
-        return f"{name} nodes, as `flopwatch worker --executor slurm` has"
+        return f"{name} nodes, as `flopwatch worker --executor slurm` has, up to its setting max_nodes"
     return f"the {family} {_quoted(name)}"
 
 

@@ -67,7 +67,7 @@ def test_a_job_that_a_worker_could_run_has_no_reason(job: Needs, connected: list
         (needs("cuda"), [host()], "needs a GPU, and no connected worker has any"),
         (needs("cuda", 4), [host(gpus=2), host(gpus=1)], "needs 4 GPUs, and no connected worker has more than 2"),
         (needs(requirements=EAGER | {"attention:new"}), [host()], 'has the attention "new"'),
-        (needs(requirements=EAGER | {"nodes:2"}), [host()], "has 2 nodes, as `flopwatch worker --executor slurm` has"),
+        (needs(requirements=EAGER | {"nodes:2"}), [host()], "has, up to its setting max_nodes"),
         (
             needs(),
             [host(capabilities=frozenset({name})) for name in EAGER],
