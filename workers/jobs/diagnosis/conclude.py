@@ -190,6 +190,8 @@ def _step(found: Mapping[str, Any], step_ms: float | None) -> str:
         line += f" ({between}{len(values)} process{'es' * (len(values) > 1)})"
     if found["busy_percent"] is not None:
         line += f", the device works {found['busy_percent']:.0f} % of it"
+    if found["beside"]:
+        line += f"; {found['beside']}"
     if _is_rough(found, step_ms):
         line += f"; {_ms(found['profiled_ms'])} when profiled: shares are rough"
     if (check := _check_processes(found)) is not None and not check.ok:

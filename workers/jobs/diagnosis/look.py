@@ -59,7 +59,7 @@ from workers.measure.profiling.recording import FLOATS, AnotherProfiler, HostEve
 from workers.measure.profiling.sampling import Samples
 from workers.measure.spans import merged
 from workers.measure.table import Column, Scalar
-from workers.measure.validity import Monitor
+from workers.measure.validity import MAX_THREADS, Monitor
 from workers.reporter import Reporter
 from workers.uploaded import BrokenCode
 
@@ -135,7 +135,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     lost: Lost = defaultdict(float)
     candidates: list[list[Scalar]] = []
     gaps: list[list[Scalar]] = []
-    kept = busy_percent = profiled_ms = None
+    kept = busy_percent = profiled_ms = beside = None
     with building.known_errors():
         try:
             parts = _reference.check_parts(step, device)
@@ -152,7 +152,7 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
             try:
                 named = own.updates_named() if own is not None else nullcontext()
                 with turn.as_it_is(training), named, reads_named(), collections_named() as collected:
-                    lost, gaps, places, busy_percent, profiled_ms = _lost(training, values, collected, report)
+                    lost, gaps, places, busy_percent, profiled_ms, beside = _lost(training, values, collected, report)
             except AnotherProfiler as error:
                 raise BrokenCode(str(error)) from error
             candidates = _candidates(
@@ -164,7 +164,8 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
     rows: list[list[Scalar]] = [[*of, ms] for of, ms in sorted(lost.items(), key=lambda one: -one[1]) if ms > 0]
     report.table(SEEN, SEEN_COLUMNS, rows)
     if samples := values.samples("step_ms", "step"):
-        row = turn.row_of("look", (), samples, device, kept=kept, busy_percent=busy_percent, profiled_ms=profiled_ms)
+        known = {"kept": kept, "busy_percent": busy_percent, "profiled_ms": profiled_ms, "others": beside}
+        row = turn.row_of("look", (), samples, device, **known)  # type: ignore[arg-type]
         report.table(turn.TURNS, turn.COLUMNS, [row])
     report.table(CANDIDATES, CANDIDATE_COLUMNS, candidates)
     report.table(GAPS, GAP_COLUMNS, gaps)
@@ -172,9 +173,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
 
 def _lost(
     training: Training, values: Values, collected: Sequence[int], report: Reporter
-) -> tuple[Lost, list[list[Scalar]], Places, float | None, float | None]:
+) -> tuple[Lost, list[list[Scalar]], Places, float | None, float | None, str | None]:
     """Return what the median step is lost to, its largest gaps, the places of one profiled step, the percentage of it
-    in which a GPU works, and what a step took that was sampled.
+    in which a GPU works, and of a CPU's what a step took that was sampled, and what other threads did meanwhile.
 
     `collected` has the ns of each garbage collection so far.
     """
@@ -186,13 +187,25 @@ def _lost(
     if training.device.type == "cuda":
         plain, _, _ = profile_steps(training, PROFILED, report, shapes=False, isolated=False)
         lost, gaps, busy_percent = _on_gpu(training, plain, places, step_ms)
-        return lost, gaps, places, busy_percent, None
+        return lost, gaps, places, busy_percent, None, None
     before = len(collected)
     samples, _ = own_lines.sample(training, report)
     lost = _on_cpu(training, samples, places, step_ms)
     wall_ns = sum(sample.wall_ns for sample in samples.stacks.values()) or 1
     _collected(lost, step_ms * sum(collected[before:]) / wall_ns, places)
-    return lost, [], places, None, 1e-6 * wall_ns / max(1, samples.steps)
+    return lost, [], places, None, 1e-6 * wall_ns / max(1, samples.steps), beside(samples, places.own)
+
+
+def beside(samples: Samples, own: OwnCode) -> str | None:
+    """Return that other threads of the code compute beside the step, and which one most; None if they hardly do."""
+    share = sum(samples.others_ns.values()) / (sum(sample.wall_ns for sample in samples.stacks.values()) or 1)
+    if share <= MAX_THREADS:
+        return None
+    of_places: Counter[str] = Counter()
+    for (thread, frames), ns in samples.others_ns.items():
+        place = stack_of(own.place(*frame) for frame in frames)[-1]
+        of_places[f"thread {thread}" if place is None else f"{place.file}:{place.line} {place.function}"] += ns
+    return f"other threads compute in {share:.0%} of it, most in {max(of_places, key=lambda one: of_places[one])}"
 
 
 def _own_code(spec: TrainingSpec) -> OwnCode:

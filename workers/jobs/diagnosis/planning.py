@@ -334,6 +334,7 @@ class _Progress:
             "screened": {key: self.of(names, ["screen", "join"]) for key, names in sides.items()},
             "looked": [ms for row in [self.look] if row and (ms := self.value(row)) is not None],
             "profiled_ms": self.look and _looked_ms(self.look),
+            "beside": self.look and self.look["reason"],
             "refused": refused,
             "others": [row["reason"] for row in self.rows if row["stage"] == "turn" and row["outcome"] == "ok"],
             "differences": {key: one for key, one in self.differences.items() if one < math.inf},

@@ -142,7 +142,8 @@ def row_of(
     others: str | None = None,
 ) -> list[Scalar]:
     """Return the row of a process that has measured these times of a step in ms. `kept` is its `kept_kernels`,
-    `profiled_ms` a step's time while it was sampled, `others` what other processes took of the host."""
+    `profiled_ms` a step's time while it was sampled, `others` what other processes took of the host or, of the
+    look, other threads of the code."""
     from workers.measure.environment import device_key
 
     on = [device.type, device_key(device, devices)]

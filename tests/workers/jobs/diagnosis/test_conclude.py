@@ -97,7 +97,7 @@ def test_whatever_is_found_fits_a_terminal_with_all_that_helps(seed: int) -> Non
 def found(turns: list[float], busy_percent: float | None = None) -> dict[str, Any]:
     return {"turns": {"": turns}, "screened": {}, "looked": [], "profiled_ms": None, "others": [], "seen": [],
             "busy_percent": busy_percent, "joined": [], "device_key": None, "candidates": [], "refused": {},
-            "differences": {}}  # fmt: skip
+            "differences": {}, "beside": None}  # fmt: skip
 
 
 def test_the_first_line_has_the_farther_end_of_the_steps_interval_and_how_much_of_it_the_device_works() -> None:
@@ -219,6 +219,8 @@ def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp
     """Of alternating runs on a host that did other work."""
     apart = found([78.02, 90.0, 95.44, 162.0])
     assert conclude._step(apart, 92.72).endswith("; suspect: uncertain by more than 20%")
+    threads = "other threads compute in 46% of it, most in x.py:2 watch"
+    assert conclude._step(found([92.0]) | {"beside": threads}, 92.0) == f"step 92 ms (1 process); {threads}"
     others = {"others": [None, "other processes used 51.3% of the CPU"]}
     assert conclude._step(apart | others, 92.72).endswith("more than 20%, as other processes used the CPU")
     for turns, verdict in (

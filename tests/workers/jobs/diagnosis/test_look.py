@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from workers.jobs.diagnosis import look as stage
 from workers.jobs.profile import own_lines
 from workers.measure.profiling import lines
 from workers.measure.profiling.products import Product
+from workers.measure.profiling.sampling import Sample, Samples
 from workers.outcome import Failed
 
 SOURCE = """
@@ -331,6 +332,16 @@ def test_garbage_collection_has_the_time_that_was_measured_also_where_samples_ca
     assert lost["host", "garbage"] == 80
     assert sum(lost.values()) == pytest.approx(100)
     assert max(lost, key=lambda one: lost[one]) == ("host", "garbage")
+
+
+def test_threads_that_compute_beside_the_step_are_told_with_their_line() -> None:
+    own = lines.OwnCode(lambda file: file if file == "x.py" else None, lambda _file: [])
+    samples = Samples(stacks={("", ()): Sample(wall_ns=100)}, others_ns=Counter({("one", (("x.py", "watch", 2),)): 40}))
+    assert stage.beside(samples, own) == "other threads compute in 40% of it, most in x.py:2 watch"
+    samples.others_ns["two", (("/lib/y.py", "run", 3),)] = 50
+    assert str(stage.beside(samples, own)).endswith("90% of it, most in thread two")
+    samples.stacks["", ()].wall_ns = 10_000
+    assert stage.beside(samples, own) is None
 
 
 def test_the_second_product_of_attention_weighs_values_by_what_the_first_one_gave() -> None:
