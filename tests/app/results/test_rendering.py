@@ -5,7 +5,6 @@ import io
 import json
 import random
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -85,13 +84,6 @@ class TestMeasurements:
 
 
 class TestLatex:
-    def test_with_a_caption_or_a_label_it_floats(self) -> None:
-        text = render(replace(MEASURED, caption="50 % of a_b", latex_label="tab:steps"), "latex")
-        assert text.startswith("% Needs \\usepackage{booktabs,graphicx}\n\\begin{table}\n")
-        assert "\\caption{50 \\% of a\\_b}\n\\label{tab:steps}\n" in text
-        assert text.endswith("\\end{table}\n")
-        assert "table}" not in render(MEASURED, "latex")
-
     @pytest.mark.parametrize(
         ("text", "written"),
         [
@@ -106,12 +98,6 @@ class TestLatex:
     )
     def test_what_is_no_markup_does_not_become_one(self, text: str, written: str) -> None:
         assert f"\n{written} \\\\\n" in render(Sheet([Column("a", "string")], [[text]]), "latex")
-
-
-def test_a_caption_stands_above() -> None:
-    sheet = replace(MEASURED, caption="Steps <of> models")
-    assert render(sheet, "markdown").startswith("**Steps \\<of> models**\n\n| model")
-    assert "<caption>Steps &lt;of&gt; models</caption>" in render(sheet, "html")
 
 
 class TestReported:
