@@ -93,6 +93,12 @@ def test_attention_broadcasts_nothing(name: str, shapes: tuple[tuple[int, ...], 
         ATTENTION.load(name).function(*(torch.ones(shape) for shape in shapes), False)
 
 
+@pytest.mark.parametrize("name", ["cpu_flash", "flash_attn", "flex", "sdpa_math"])
+def test_most_implementations_want_heads(name: str) -> None:
+    with pytest.raises(ValueError, match=r"\(batch, heads, sequence, head_dim\).* not \(2, 5, 16\)"):
+        ATTENTION.load(name).function(*(torch.ones(2, 5, 16) for _ in range(3)), False)
+
+
 @pytest.mark.parametrize("value_dim", [8, 24])
 def test_values_of_another_head_dimension(value_dim: int) -> None:
     """As torch's attention takes them; the other implementations name those that do."""

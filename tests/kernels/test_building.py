@@ -98,6 +98,14 @@ def make_empty_library(_library: Library, folder: Path, _lock: int) -> None:
     (folder / "library.so").touch()
 
 
+def test_files_of_a_killed_build_are_removed(library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Library, "_build", make_empty_library)
+    built = library.file().parent
+    built.rename(built.with_suffix(".building"))
+    assert library.file().exists()
+    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]
+
+
 @pytest.mark.usefixtures("cache")
 def test_another_version_of_the_compiler_builds_anew(library, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Library, "_build", make_empty_library)

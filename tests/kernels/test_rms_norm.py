@@ -75,3 +75,14 @@ def test_columns_and_results_that_do_not_fit_are_refused() -> None:
 def test_the_longest_rows(rng: random.Random) -> None:
     inputs = [draw(*shape, rng=rng, dtype=torch.bfloat16, device="cuda") for shape in ((5, 65_536), (65_536,))]
     assert_same(kernels.rms_norm, plain, inputs, torch.bfloat16)
+
+
+def test_nothing(device: str) -> None:
+    for shape in ((0, 5), (3, 0)):
+        x = torch.ones(shape, device=device, requires_grad=True)
+        weight = torch.ones(shape[-1], device=device, requires_grad=True)
+        out = kernels.rms_norm(x, weight)
+        assert out.shape == shape
+        out.sum().backward()
+        assert x.grad.shape == shape
+        assert not weight.grad.any()

@@ -61,3 +61,13 @@ def test_the_operation_passes_opcheck(device: str, rng: random.Random) -> None:
     x = draw(2, 5, 3, 8, rng=rng, dtype=torch.float32, device=device).transpose(1, 2)
     for inverse in (False, True):
         torch.library.opcheck(_rope, (x.detach().requires_grad_(), *angles(x), inverse))
+
+
+def test_nothing(device: str) -> None:
+    for shape in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
+        x = torch.ones(shape, device=device, requires_grad=True)
+        cos = torch.ones(shape[1], shape[2] // 2, device=device)
+        out = kernels.rope(x, cos, cos)
+        assert out.shape == shape
+        out.sum().backward()
+        assert x.grad.shape == shape

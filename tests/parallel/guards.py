@@ -211,8 +211,8 @@ def misused(wrapper: str, way: str) -> str:
         return loss.item()
 
     def run() -> object:
-        if way == "unfreeze":
-            module[0].weight.requires_grad_()
+        if way in ("unfreeze", "freeze"):
+            module[0].weight.requires_grad_(way == "unfreeze")
         if way == "closure":
             return optimizer.step(backward)
         with model.no_sync() if way.endswith("no_sync") else contextlib.nullcontext():
@@ -223,6 +223,8 @@ def misused(wrapper: str, way: str) -> str:
             return optimizer.zero_grad()
         if way == "forget":
             return model.zero_grad()
+        if way == "clip":
+            return model.clip_grad_norm_(1.0)
         model.finish_gradient_synchronization()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if way == "gradients' sum":

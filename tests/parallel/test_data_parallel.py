@@ -23,6 +23,11 @@ def test_gradients_may_travel_in_bfloat16(ranks: Pool, wrapper: str) -> None:
         assert report["errors"]["None"] < 1e-5 < 1e-4 < report["errors"]["torch.bfloat16"] < 2**-6
 
 
+@pytest.mark.parametrize("wrapper", ["flat", "bucketed", "fully sharded"])
+def test_complex_gradients_that_travel_in_another_dtype(ranks: Pool, wrapper: str) -> None:
+    ranks(training.complex_reduced_in_float64, wrapper)
+
+
 def test_ranks_with_fewer_batches_are_named(ranks: Pool) -> None:
     assert ranks(training.uneven, [4, 4, 4]) == [[4, ""]] * 3
     for steps, text in ranks(training.uneven, [4, 2, 4]):
@@ -108,6 +113,8 @@ def test_a_rank_with_more_backward_passes_learns_of_it(two_ranks: Pool, wrapper:
     [
         ("unfreeze", WRAPPERS, "0.weight needs a gradient now"),
         ("unfreeze", ["fully sharded"], "requires_grad of 0.weight was False when the model was wrapped"),
+        ("freeze", ["fully sharded"], "requires_grad of 0.weight was True when the model was wrapped"),
+        ("clip", ["fully sharded"], "after backward() and before clip_grad_norm_()"),
         ("replace", [*WRAPPERS, "fully sharded"], "1.weight needs a gradient now, and was frozen or not there"),
         ("closure", [*WRAPPERS, "fully sharded"], "before the optimizer's step(), also in a closure"),
         ("skip", ["overlapped", "bucketed", "fully sharded"], "before the optimizer's zero_grad()"),

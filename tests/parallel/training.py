@@ -233,6 +233,21 @@ def reduced_in_bfloat16(wrapper: str) -> dict[str, Any]:
     return {"sent": sent, "errors": errors}
 
 
+def complex_reduced_in_float64(wrapper: str) -> None:
+    """Complex gradients keep their imaginary parts."""
+    weight, ranks = torch.arange(8.0).view(4, 2) + 1j, dist.get_world_size()
+    module = nn.Linear(2, 4, bias=False)
+    module.weight = nn.Parameter(weight.to(device()))
+    module.forward = lambda x: (module.weight * x).abs().square().sum()
+    model = WRAPPERS[wrapper](module, reduce_dtype=torch.float64)
+    model(dist.get_rank() + 1.0).backward()
+    model.finish_gradient_synchronization()
+    expected = 2 * weight * sum((rank + 1) ** 2 for rank in range(ranks)) / ranks
+    if wrapper == "fully sharded":
+        expected = torch.cat([expected.flatten(), torch.zeros(-8 % ranks)]).chunk(ranks)[dist.get_rank()]
+    torch.testing.assert_close(module.weight.grad.as_subclass(Tensor).cpu(), expected)
+
+
 def given_up(wrapper: str) -> None:
     """A backward pass ends in an error, its gradients are dropped, and the next pass computes the right ones."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device())
