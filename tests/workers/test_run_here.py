@@ -282,6 +282,15 @@ def test_a_step_that_ends_the_process_is_a_failure(tmp_path: Path, end: str, cal
     assert f"flopwatch run: crashed: the code called os.{called} before the job's work was done" in told
 
 
+def test_forks_of_the_step_end_as_they_like(tmp_path: Path, run: Run) -> None:
+    end = "(pid := os.fork()) or os._exit(5); assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5"
+    before = os._exit
+    spec, options = own(tmp_path, ENDS.format(end=end))
+    code, _, err = run(spec, *options)
+    assert code == 0, err
+    assert os._exit is before
+
+
 @pytest.mark.parametrize("closed", ["", "sys.stdout.close()"])
 def test_what_the_code_leaves_behind_hides_no_results_and_keeps_no_process(tmp_path: Path, closed: str) -> None:
     end = "sys.stdout = open(os.devnull, 'w'); threading.Thread(target=threading.Event().wait).start(); " + closed

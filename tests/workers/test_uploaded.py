@@ -104,6 +104,19 @@ def test_a_folder_is_unpacked_and_its_imports_work(tmp_path: Path, monkeypatch: 
     assert loaded() == 3
 
 
+def test_what_is_installed_of_a_project_does_not_stand_in_for_its_src(tmp_path, monkeypatch) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/my_net.py").write_text("value = 1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    files = {
+        "pyproject.toml": "",
+        "pkg/train.py": "def step():\n    from my_net import value\n    return value\n",
+        "src/my_net.py": "value = 2",
+    }
+    loaded = load_folder(packed(files), tmp_path / "code", monkeypatch)
+    assert loaded() == 2
+
+
 @pytest.mark.parametrize("first", ["", "import sys; sys.path.insert(0, '../python')\n"], ids=["installed", "its own"])
 def test_a_checkout_does_not_stand_in_for_the_module_of_the_folder(first, tmp_path, monkeypatch) -> None:
     (tmp_path / "checkout/my_net").mkdir(parents=True)

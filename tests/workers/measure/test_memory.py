@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.address_space import little_left
+from workers.measure.host_memory import trim_free_memory
 from workers.measure.memory import MIB, HostMemory, OutOfMemory, is_out_of_memory, memory_meter, translate_oom
 
 
@@ -51,6 +52,19 @@ def test_host_memory_measures_growth_up_to_the_peak() -> None:
     torch.ones(64 * MIB // 4).sum()
     second, _ = meter.peak_mib()
     assert second < 128, "reset forgets an earlier peak"
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel keeps no resettable peak")
+def test_memory_that_is_given_back_later_does_not_lessen_the_growth() -> None:
+    freed = [bytes(1000) for _ in range(50_000)]
+    last = bytes(1000)  # above them: the C library keeps what is below
+    del freed
+    meter = HostMemory()
+    trim_free_memory()
+    meter.reset()
+    torch.ones(64 * MIB // 4).sum()
+    assert meter.peak_mib()[0] == pytest.approx(64, rel=0.1)
+    del last
 
 
 def test_host_memory_that_is_not_known_is_none_with_a_reason(tmp_path: Path) -> None:

@@ -209,6 +209,18 @@ def test_the_snapshot_of_a_lack_of_memory_is_of_its_moment(monkeypatch: pytest.M
     assert [one["action"] for one in lacked.snapshot["device_traces"][0]][-2:] == ["oom", "snapshot"]
 
 
+def test_a_lack_of_memory_that_was_survived_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = MadeAllocator(monkeypatch, 1000)
+    recording = CudaRecording(torch.device("cuda", 0), 1000)
+    recording.begin({})
+    recording.at_oom = allocator.snapshot()
+    allocator.allocate(4096, 1000)
+    recording.mark("forward", {})
+    recording.mark("backward", {}, failed=True)
+    forward, backward = recording.end()
+    assert forward.stretch.end.total == backward.stretch.end.total == 1000
+
+
 def test_the_workspaces_of_matrix_products_have_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = MadeAllocator(monkeypatch, 1000)
     recording = CudaRecording(torch.device("cuda", 0), 1000)
