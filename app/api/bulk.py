@@ -10,7 +10,7 @@ from pydantic import Field
 from app.api.access import Sender, own_name
 from app.api.guard import Access
 from app.api.parameters import Id, Json, Label, StrictQuery, Text
-from app.api.services import CurrentServices
+from app.api.services import CurrentServices, Services
 from app.errors import InsufficientScope, InvalidRequest
 from app.states import JobState
 from app.store.keeping.bulk import BulkCancelled, BulkDeleted
@@ -49,7 +49,7 @@ async def cancel_jobs(services: CurrentServices, sender: Sender, query: Annotate
     Repeating the request does no harm.
     """
     chosen = _filter(sender, query, query.state, "cancel")
-    return Json(await services.writes.run_long(lambda: services.bulk.cancel(chosen)), status_code=202)
+    return Json(await services.writes.run_long(lambda: services.bulk.cancel(_known(services, chosen))), status_code=202)
 
 
 @router.delete("", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs")
@@ -61,7 +61,7 @@ async def delete_jobs(services: CurrentServices, sender: Sender, query: Annotate
     because baselines need them.
     """
     chosen = _filter(sender, query, query.state, "delete")
-    return Json(await services.writes.run_long(lambda: services.bulk.delete(chosen)))
+    return Json(await services.writes.run_long(lambda: services.bulk.delete(_known(services, chosen))))
 
 
 def _filter(sender: Access, query: _Chosen, state: JobState | None, verb: str) -> JobFilter:
@@ -77,3 +77,9 @@ def _filter(sender: Access, query: _Chosen, state: JobState | None, verb: str) -
     if submitted_by not in (None, sender.name):
         raise InsufficientScope(f"To {verb} jobs of others asks for a token with the scope `admin`.", "admin")
     return replace(chosen, submitted_by=sender.name)
+
+
+def _known(services: Services, chosen: JobFilter) -> JobFilter:
+    if chosen.sweep is not None:
+        services.reading.sweep(chosen.sweep)  # an unknown one is an error
+    return chosen

@@ -10,22 +10,25 @@ import typer
 from flopwatch.text.values import parse_json, parse_value
 
 T = TypeVar("T")
+PYTHON_FILE = re.compile(r"\.py(:\w*)?\]?$")
+OWN_CODE = "your code goes in by --step, --implementation or --model FILE.py:NAME; a script by `flopwatch run-script`"
 
 
 def split_pair(argument: str) -> tuple[str, str]:
     """Split "key=value" into its two sides."""
     key, equals, value = argument.partition("=")
     if not equals or not all(key.split(".")):
-        raise typer.BadParameter(f"{argument!r} is not of the form key=value.")
+        cure = f"; {OWN_CODE}" if PYTHON_FILE.search(argument) else ""
+        raise typer.BadParameter(f"{argument!r} is not of the form key=value{cure}.")
     return key, value
 
 
 def _field(argument: str) -> tuple[str, str]:
     """Split a field of a spec; a Python file in place of a name has an option of its own."""
     key, text = split_pair(argument)
-    if key.rpartition(".")[2] in ("attention", "implementations") and re.search(r"\.py(:\w*)?\]?$", text):
+    if key.rpartition(".")[2] in ("attention", "implementations") and PYTHON_FILE.search(text):
         raise typer.BadParameter(f"{key} takes names; a file of your own goes in by --implementation FILE.py:FUNCTION.")
-    if key == "model" and re.search(r"\.py(:\w*)?$", text):
+    if key == "model" and PYTHON_FILE.search(text):
         raise typer.BadParameter("a model of your own goes in by --model FILE.py:CLASS.")
     return key, text
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from app.cli.arguments import list_fields, parse_spec
+from app.cli.arguments import OWN_CODE, PYTHON_FILE, list_fields, parse_spec
 from app.cli.terminal import fail
 from flopwatch.own_code import OwnCode, put_into
 from flopwatch.spelling import fields as spec_fields
@@ -99,6 +99,8 @@ def read_file(source: str, preset: str | None) -> dict[str, Any]:
     """Read a spec from a file, or from standard input ("-"); raises BadParameter, which names the file."""
     if preset is not None:
         raise typer.BadParameter("a preset goes with a kind; a file has fields of its own", param_hint="--preset")
+    if PYTHON_FILE.search(source):
+        raise typer.BadParameter(f"{source}: a kind or a file of JSON comes first; {OWN_CODE}")
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         spec = json.loads(text)

@@ -44,6 +44,8 @@ class TestCancel:
         assert http.post("/jobs/cancel", params={"sweep": 2, "state": "queued"}).json()["cancelled"] == 3
         assert states(fresh_site) == {"running": 1, "cancelled": 5}
         assert fresh_site.job(red[0])["state"] == "cancelled"
+        for answer in (http.post("/jobs/cancel?sweep=9"), http.delete("/jobs?sweep=9")):
+            assert (answer.status_code, answer.json()["detail"]) == (404, "There is no sweep 9.")
 
     @pytest.mark.parametrize("query", ["", "state=succeeded", "state=", "limit=5", "sweep=x", "label=x", "name="])
     def test_never_all_by_accident(self, site: Any, query: str) -> None:

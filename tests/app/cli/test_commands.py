@@ -158,6 +158,8 @@ STEP = ("submit", "benchmark", "--step")
         ((*STEP, "train.py:make_step", "--code", "missing"), "--code missing: there is no such folder"),
         ((*STEP, "train.py:make_step", "--wait", "--format", "brief"), "train.py imports 'beside'"),
         (("sweep", "benchmark", "--fit", "batch_size"), "not of the form key=value"),
+        (("submit", "train.py"), "a script by `flopwatch run-script`"),
+        (("submit", "benchmark", "train.py:make_step"), "your code goes in by --step"),
         (("rerun", "JOB", "--implementation", "missing.py:attention"), "missing.py: No such file"),
         (("run-script", "."), ".: Is a directory"),
         (("versus", "old", ".", "--step", "train.py:make_step", "--", "benchmark"), "'old' is no file, no folder"),
