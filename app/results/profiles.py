@@ -134,7 +134,7 @@ class ComparedProfiles:
         for table in self.tables:
             compared = table.compared()
             if limit is not None and len(compared) > limit:
-                cut.append(f"{len(compared)} {table.title}")
+                cut.append(f"{len(compared)} rows of {table.title}")
             rows += compared[:limit]
         notes = [f"Shown are the {limit} that changed most of {', '.join(cut)}."] if cut else []
         notes += [f"Only the {side} has {', '.join(names)}." for side, names in self.of_one_side.items() if names]

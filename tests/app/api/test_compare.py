@@ -57,7 +57,7 @@ def test_people_get_what_changed_most(site, profiles, format_, media_type, kerne
     assert response.headers["content-type"].startswith(media_type)
     assert all(f"k{n}" in response.text for n in range(10, 30))
     assert ("k5" in response.text) == (kernels == 30)
-    assert ("Shown are the 20 that changed most of 30 work" in response.text) == (kernels == 20)
+    assert ("Shown are the 20 that changed most of 30 rows of work" in response.text) == (kernels == 20)
     few = site.http.get("/compare", params={**query, "limit": 1}).text
     assert "k29" in few
     assert "k28" not in few
