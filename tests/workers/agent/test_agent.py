@@ -19,9 +19,9 @@ from app.store.records import Claim, NewJob
 from tests.forked import PLUGINS, PROJECT, forkserver
 from tests.plugins.plain_kind.specs.plain import PlainSpec
 from tools.waiting import wait_until
-from workers.agent.agent import Agent
+from workers.agent.agent import STEADY_S, Agent
 from workers.devices.discovery import Gpu, Host
-from workers.devices.locks import DeviceLocks
+from workers.devices.locks import DeviceLocks, HeldDevices
 
 BUSY_TIMEOUT_S = 0.3
 
@@ -81,6 +81,32 @@ def agent_with(*device_types: str, locks: DeviceLocks | None = None) -> Any:
     """What an agent knows of itself that runs jobs on these types of devices."""
     runs = {number: SimpleNamespace(claim=claim_of(name)) for number, name in enumerate(device_types)}
     return SimpleNamespace(runs=runs, _capabilities=frozenset(), _host=HOST, _locks=locks)
+
+
+def test_the_store_learns_what_others_hold_for_a_while_and_not_what_this_agent_holds() -> None:
+    now = [10.0]
+    own = SimpleNamespace(devices=HeldDevices((Gpu(uuid="GPU-1", name="H200", memory_mib=1),), descriptors=[3]))
+    agent: Any = SimpleNamespace(
+        runs={}, _others_hold=frozenset(), _others_since=0.0, _reported_others=frozenset(), _next_beat=99.0
+    )
+    agent._clock = lambda: now[0]
+
+    def reported(*taken: str, after_s: float = 0.0) -> set[str]:
+        now[0] += after_s
+        Agent._note_others(agent, frozenset(taken))
+        return set(agent._reported_others)
+
+    assert reported("host") == reported("host", after_s=STEADY_S / 2) == set()
+    assert reported(after_s=STEADY_S / 4) == set(), "the host was free for a moment"
+    assert reported("host") == reported("host", after_s=STEADY_S / 2) == set()
+    assert agent._next_beat == 99.0
+    assert reported("host", after_s=STEADY_S / 2) == {"host"}
+    assert agent._next_beat == now[0], "a heartbeat is due"
+    Agent._note_others(agent, None)
+    assert reported("host", after_s=STEADY_S) == {"host"}
+    agent.runs[1] = own
+    assert reported("host", "GPU-1", "GPU-2") == {"host"}
+    assert reported("host", "GPU-1", "GPU-2", after_s=STEADY_S) == {"GPU-2"}
 
 
 @pytest.mark.parametrize("gpus", [(), (Gpu(uuid="GPU-1", name="H200", memory_mib=1),)])

@@ -210,6 +210,14 @@ class TestSameFailures:
             blamed.append(fit.blame(claim_of(number, {"kind": "benchmark", "seed": number, **spec}), failure))
         assert any(blamed) == (may_be_the_hosts and not is_uploaded)
 
+    def test_many_wrong_jobs_blame_the_host_no_longer_than_one(self, lab: Lab) -> None:
+        fit, failure = fitness.Fitness(lab.clock), Failed("failed", "ImportError: cannot import name 'step'")
+        blamed = []
+        for number in range(3 * SAME):
+            blamed.append(fit.blame(claim_of(number, {"kind": "benchmark", "seed": number}), failure) is not None)
+            lab.clock.sleep(BLAMED_S * (number == SAME) + 1)
+        assert blamed == [SAME - 1 <= number <= SAME for number in range(3 * SAME)]
+
     @pytest.mark.parametrize("users", [1, 2])
     def test_one_user_of_several_does_not_stop_the_worker(self, lab: Lab, users: int) -> None:
         """Where there are tokens of several users; the lab's other tests are the control: there is one user."""

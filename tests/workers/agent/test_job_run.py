@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from pydantic_core import to_json
 from app.errors import DatabaseGone, DiskFull
 from app.settings import Settings
 from app.specs import spec_adapter
+from app.specs._code import RUNS_CODE
 from app.store.database.engine import Database
 from app.store.files.artifacts import CHUNK_BYTES, ArtifactFiles
 from app.store.files.objects import ObjectFiles
+from app.store.files.uploads import Uploads
 from app.store.queue.transitions import CANCELLED_WHILE, Queue
 from app.store.reading.queries import Reading
 from app.store.records import NewJob, Offer
@@ -33,6 +35,7 @@ from kernels.clock import now_s
 from tests.clock import Clock
 from tests.object_stores import Bucket
 from tools.waiting import wait_until
+from workers import uploaded
 from workers.agent import job_run
 from workers.agent.job_run import RETRY_S, JobRun
 from workers.agent.unit_run import FLUSH_S, RECORD_S, WRAPPER_START_S
@@ -202,18 +205,20 @@ class Site:
 
     before_start: Callable[[], object] = int
     """Called before the launcher starts a unit."""
+    lease: HeldDevices = field(default_factory=HeldDevices)
+    capabilities: frozenset[str] = frozenset()
     running: JobRun | None = None
 
     def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
         """Run a job whose units do this; the job afterwards."""
         queue = Queue(self.database)
         queue.submit(NewJob(spec_adapter.validate_python(spec), **options))
-        offer = Offer(frozenset({spec["kind"]}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
+        offer = Offer(frozenset({spec["kind"]}), self.capabilities, total_gpus=0, free_gpus=0, idle=True)
         claim = queue.claim("worker", offer)
         clock, sleep = (time.monotonic, time.sleep) if self.clock is None else (self.clock, self.clock.sleep)
         run = JobRun(
             claim,
-            HeldDevices(),
+            self.lease,
             queue=self.queue or queue,
             artifacts=self.files or ArtifactFiles(self.settings.artifacts_dir),
             launcher=Launcher(play, self.before_start),  # type: ignore[arg-type]
@@ -435,6 +440,23 @@ def test_only_files_of_its_own_are_taken_from_a_unit(site: Site, place: str) -> 
 
 class TestWorkingDirectory:
     """What lies in a unit's scratch folder, where its working directory is."""
+
+    def test_each_unit_has_its_own_copy_of_the_code(self, site: Site) -> None:
+        site.settings = site.settings.model_copy(update={"allow_code": True})
+        source = b"def make_step(device): ..."
+        site.capabilities = frozenset({RUNS_CODE})
+        sha256 = Uploads(site.database, ArtifactFiles(site.settings.artifacts_dir)).put(source)[0]["sha256"]
+        found: list[bytes] = []
+
+        def play(unit: Unit) -> None:
+            copy = Path(unit.request.environment[uploaded.FOLDER], f"uploaded_{sha256}.py")
+            found.append(copy.read_bytes())
+            copy.write_text("changed by this unit")
+            unit.succeed()
+
+        spec = {**BENCHMARK, "replicates": 3, "step_code": {"sha256": sha256, "function": "make_step"}}
+        assert site.run(play, spec)["state"] == "succeeded"
+        assert found == [source] * 3
 
     @pytest.mark.parametrize("limit", [1 << 20, 1 << 30])
     def test_its_bytes_are_limited(self, site: Site, limit: int) -> None:
@@ -801,6 +823,22 @@ class TestWrapped:
         job = site.run(play)
         assert job["error"]["code"] == "invalid_environment"
         assert "did not start the unit within 300 s" in job["error"]["detail"]
+
+
+class TestLeftovers:
+    """Processes of a killed agent's job, which may use the devices."""
+
+    def test_no_unit_starts_before_they_have_ended(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        site.lease, found = HeldDevices(descriptors=[os.open(os.devnull, os.O_RDONLY)]), [[17, 18], [18]]
+        monkeypatch.setattr(Launcher, "end_leftovers", lambda _launcher: found.pop(0) if found else [])
+        looks: list[bool] = []
+
+        def play(unit: Unit) -> None:
+            looks.append(bool(found))
+            unit.succeed()
+
+        assert site.run(play)["state"] == "succeeded"
+        assert looks == [False]
 
 
 class TestHugeArtifacts:

@@ -370,6 +370,15 @@ class TestArtifacts:
             begun().name_artifact(name)
 
 
+def test_results_can_be_forgotten_and_the_log_kept() -> None:
+    spool = begun()
+    spool.log.write(b"hello\n")
+    add_measurement(spool, measured())
+    add(spool, "table", **Table("kernels", KERNELS, []).to_wire())
+    spool.forget_results()
+    assert (spool.measurements, spool.tables, spool.units, spool.log.text()) == ([], [], [], "hello\n")
+
+
 class TestReplicates:
     @staticmethod
     def spool(times_ms: Sequence[float], device: str = "cpu", key: str | None = None) -> Spool:

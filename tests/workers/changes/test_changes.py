@@ -124,6 +124,38 @@ def test_an_optimizer_is_made_fused_and_gives_the_same_numbers() -> None:
     assert "no fused form of its optimizers (SparseAdam)" in str(change.why_not(look(own)))
 
 
+class Descent:
+    """No torch.optim.Optimizer."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = list(parameters)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for one in self.parameters:
+            one -= 0.1 * one.grad  # type: ignore[operator]
+
+    def zero_grad(self) -> None:
+        for one in self.parameters:
+            one.grad = None
+
+
+class Trainer(Descent):
+    """Its step is that of the training."""
+
+    def loss(self) -> None:
+        self.parameters[0].sum().backward()
+
+
+def test_an_object_that_updates_parameters_is_an_optimizer_and_one_that_trains_is_none() -> None:
+    assert not any(isinstance(one, Trainer) for one in make_step(Trainer).plain_optimizers())  # type: ignore[arg-type]
+    own = make_step(Descent)  # type: ignore[arg-type]
+    before = [one.detach().clone() for one in own.model.parameters()]
+    with load("no_optimizer").after(own):
+        losses(own)
+    assert all(map(torch.equal, before, own.model.parameters()))
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -143,6 +175,16 @@ def test_what_asks_for_float64_gets_float32(make: Callable[[torch.Tensor], torch
     with load("float32").before(CPU):
         assert make(x).dtype == torch.float32
     assert make(x).dtype == torch.float64, "nothing is left behind"
+
+
+def test_batches_from_memory_are_pinned_for_a_gpu_as_those_of_the_cure_are() -> None:
+    pinned: list[bool] = []
+    with load("batches_from_memory").before(torch.device("cuda")) as _, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DataLoader, "_get_iterator", lambda self: pinned.append(self.pin_memory) or iter([1, 2]))
+        loader = DataLoader(Numbers())
+        assert list(itertools.islice(loader, 2)) == [1, 2]
+    assert pinned == [True]
+    assert not loader.pin_memory, "only while they are made"
 
 
 def test_batches_from_memory_are_made_once_for_a_loader_and_end_where_its_own_end() -> None:
@@ -236,10 +278,27 @@ def test_the_answers_of_a_gradient_scaler_are_not_given_again(enabled: bool) -> 
     assert (reason is not None and "GradScaler" in reason) == enabled
 
 
-@pytest.mark.parametrize("uneven", [False, True])
-def test_a_step_that_updates_now_and_then_is_no_graph(own: OwnStep, uneven: bool) -> None:
-    known = replace(look(own), device=torch.device("cuda"), uneven=uneven)
-    assert (load("cuda_graph").why_not(known) is not None) == uneven
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_step_that_updates_now_and_then_is_no_graph(every: int) -> None:
+    own = OwnStep()
+
+    def make() -> Callable[[], object]:
+        model, number = nn.Linear(8, 8), itertools.count(1)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+        def one() -> None:
+            model(torch.ones(8)).sum().backward()
+            if next(number) % every == 0:
+                optimizer.step()
+
+        return one
+
+    own.make(make)
+    with own.updates() as updates:
+        for _ in range(6):
+            run_step(own.phases, ())
+    known = replace(look(own), device=torch.device("cuda"), uneven=len({*updates}) > 1)
+    assert (load("cuda_graph").why_not(known) is not None) == (every > 1)
 
 
 def test_a_tensor_is_pinned_once_unless_it_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
