@@ -112,6 +112,8 @@ class OwnStep:
         """The first that is enabled: only such a one skips steps."""
         self._versions: dict[int, int] = {}
         """Of each parameter of a plain optimizer, by its id, how often it had been written to at the first look."""
+        self._has_plain = False
+        """Whether other optimizers than torch's may have the parameters that those lack."""
         self._replays = False
         """Whether the code has CUDA graphs, whose replays do not count as writing."""
 
@@ -233,10 +235,13 @@ class OwnStep:
     @property
     def trained(self) -> list[torch.Tensor]:
         """The trainable parameters, without those that no optimizer has, such as a running average's of the others."""
-        has = {id(one) for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]}
         known = [one for one in self.parameters if one.requires_grad]
-        found = [one for one in known if id(one) in has]
-        return found if found and not (len(found) < len(known) and self.plain_optimizers()) else known
+        return known if self._has_plain else self._updated(known) or known
+
+    def _updated(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those of these parameters that torch's optimizers have."""
+        has = {id(one) for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]}
+        return [one for one in parameters if id(one) in has]
 
     @property
     def may_train(self) -> bool:
@@ -389,6 +394,10 @@ class OwnStep:
         self.optimizers = [one for one in self._made[Optimizer].values() if hasattr(one, "state")]
         groups = [group["params"] for one in filter(_is_plain, self.optimizers) for group in one.param_groups]
         self._versions = {id(one): one._version for params in groups for one in params} | self._versions
+        parameters = [one for one in self.parameters if one.requires_grad]
+        if not self._has_plain and 0 < len(self._updated(parameters)) < len(parameters):
+            self._has_plain = bool(self.plain_optimizers())
+            trim_free_memory()  # that of the list of all objects
         self._replays = self._replays or bool(instances[len(self._made)])
         if of_loading:
             readers, loaders = instances[-2:]
