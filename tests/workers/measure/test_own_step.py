@@ -204,6 +204,23 @@ def test_times_of_a_phase_that_comes_several_times_are_added(device: str) -> Non
         assert sum(samples[index] for samples in times.phases.values()) <= step
 
 
+def test_a_model_in_the_place_of_one_that_is_gone_is_seen() -> None:
+    gone = [nn.Linear(1, 1) for _ in range(50)]
+    own, kept = OwnStep(), list[nn.Module]()
+    places = {id(one) for one in gone}
+    gone.clear()
+    gc.collect()
+
+    def make() -> Callable[[], None]:
+        kept.extend(nn.Linear(1, 1) for _ in range(50))
+        return lambda: None
+
+    own.make(make)
+    if not places & {id(one) for one in kept}:
+        pytest.skip("the allocator gave them other places")
+    assert {id(one) for one in own.model.children()} == {id(one) for one in kept}
+
+
 def yields() -> Iterator[int]:
     yield 1
 

@@ -1,5 +1,6 @@
 """What a look says of a GPU's step, from recordings and a trace of lines that are made by hand: times in µs."""
 
+import sys
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +91,19 @@ def test_a_gap_is_found_between_the_same_launches_of_the_slower_traced_step() ->
     assert look._same_moments(theirs, steps[:1], traced, Interval("step_1", 1, 100 * US, 600 * US)) is None, (
         "one launch"
     )
+
+
+def test_a_line_that_breaks_a_graph_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = SimpleNamespace(filename="train.py", name="step", lineno=2)
+    reasons = [SimpleNamespace(user_stack=[frame]), SimpleNamespace(user_stack=[])]
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(graph_break_reasons=reasons))  # type: ignore[arg-type]
+    found = look._where(
+        {("synchronisation", LINE[2]): 2.0, ("launches", LINE[4]): 3.0}, places(Recording([STEP], []), {})
+    )
+    assert found == {
+        ("synchronisation", "train.py:2 step (graph break)"): 2.0,
+        ("launches", "train.py:4 step (graph breaks at train.py:2)"): 3.0,
+    }
 
 
 def test_only_torchs_own_folders_tell_a_cause() -> None:

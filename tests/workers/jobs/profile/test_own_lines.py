@@ -12,6 +12,8 @@ import torch
 from app.specs.profile import ProfileSpec
 from tests.workers.reporting import Report, reported, uploading, with_ceilings
 from workers.jobs.profile import own_lines
+from workers.measure.profiling.lines import LineTrace, OwnCode
+from workers.measure.profiling.sampling import Sample, Samples
 from workers.uploaded import BrokenCode
 
 SOURCE = """\
@@ -190,3 +192,23 @@ def test_a_step_with_a_profiler_of_its_own_is_told_so(run: Run) -> None:
     assert not torch.autograd.profiler._is_profiler_enabled
     # The line trace could not end, and follows every line of Python: all later tests would take many times as long.
     sys.settrace(None)
+
+
+LATE, SLOWER = "samples came late, by 30% of the time", "they took 2 ms each, longer than those measured"
+
+
+@pytest.mark.parametrize(
+    ("samples", "times", "said"),
+    [
+        (Samples(steps=3, late_ns=900_000), 1.0, [LATE]),
+        (Samples(steps=3, late_ns=900_000, prompt=True), 1.0, []),  # it waits for the interpreter alone
+        (Samples(steps=3), 1.1, []),
+        (Samples(steps=3), 2.0, [SLOWER]),
+    ],
+)
+def test_late_samples_and_sampled_steps_that_were_slower_are_told(samples, times, said) -> None:
+    samples.stacks["forward", (("train.py", "step", 4),)] = Sample(round(3 * times * 1e6))
+    trace = LineTrace(OwnCode(lambda name: name, lambda name: []))
+    (row, *_) = own_lines.summary_of(samples, [], 1.0, trace)
+    assert row[:3] == ["sampled steps", 3, "steps"]
+    assert [words for words in (LATE, SLOWER) if words in str(row[3])] == said

@@ -17,6 +17,7 @@ import torch
 
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
+from kernels.registry import ATTENTION
 from tests.workers.reporting import Report, reported, with_ceilings
 from workers.jobs import ceiling
 from workers.jobs._values import Values
@@ -239,6 +240,19 @@ def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
         measured = metrics(report)[f"{part}_ms", "backward"]
         assert (measured["outcome"], measured["median"]) == ("unknown", None)
         assert "does not name its parts" in measured["reason"]
+
+
+def test_the_cost_of_another_attention_is_unknown(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = ATTENTION.load
+
+    def with_named_parts(name: str) -> Any:
+        return dataclasses.replace(load("eager"), name=name) if name == "named" else load(name)
+
+    monkeypatch.setattr(ATTENTION, "load", with_named_parts)
+    for row in run(mode="forward", attention="named").table_rows("attention"):
+        assert row["total_ms"] > 0
+        assert row["gflop"] is row["useful_gflop"] is row["tflops"] is row["bound"] is None
+        assert "what attention 'named' computes in its parts is not known" in row["note"]
 
 
 @pytest.mark.parametrize("scope", ["blocks", pytest.param("model", marks=pytest.mark.long)])

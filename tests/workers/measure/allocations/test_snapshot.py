@@ -108,6 +108,18 @@ def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
     ]
 
 
+def test_a_known_snapshot_names_the_unknown_too(tmp_path: Path) -> None:
+    """A snapshot that is taken when recording has stopped has no entry of its own."""
+    alive = {KEPT: Allocation(KEPT, 1024, "forward", category=CATEGORIES.index("activation"))}
+    original = {**as_cuda_gives_it(), "device_traces": [HISTORY[1:2]]}
+    original["segments"] = original["segments"][1:2]
+    activation = [CATEGORIES.index("activation")]
+    snapshot = annotated(original, 0, categories=activation, phases=["forward"], alive=alive, about={})
+    write(snapshot, tmp_path / "snapshot.pickle")
+    trace = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")["device_traces"][0]
+    assert [(one["action"], one["category"]) for one in trace] == [("alloc", "activation"), ("snapshot", "unknown")]
+
+
 def test_the_history_of_an_h200_is_followed_exactly(tmp_path: Path) -> None:
     """Of two training steps of a model of two layers, recorded with torch 2.11; stacks are left out."""
     with gzip.open(Path(__file__).with_name("h200_snapshot.json.gz"), "rt") as file:

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.ranges import record_ranges
 from workers.measure.profiling.attribution import Attribution, Interval
 from workers.measure.profiling.idle import (
     COLLECTS,
+    READS,
     RUNNING,
     WORKING,
     collections_named,
     host_reads,
     in_a_row,
+    reads_named,
     stretches,
     sums,
     synchronisations,
@@ -128,6 +131,21 @@ def test_giving_memory_back_waits_and_reads_nothing(made: Made) -> None:
     made.launch(95, 100, 150)
     assert made.classes(150) == {"launches": 5 + 5, "synchronisation": 35, RUNNING: 55 + 50}
     assert host_reads(made.recording) == []
+
+
+def test_what_the_host_computes_after_it_has_waited_is_its_own_and_what_it_issues_is_kept(made: Made) -> None:
+    made.launch(0, 5, 60)
+    made.on_host("cudaStreamSynchronize", 10, 62, "launch")
+    made.on_host("aten::sort", 65, 365)
+    made.on_host("aten::add", 365, 400)
+    made.launch(395, 400, 500)
+    found = stretches(made.recording, Interval("step_1", 1, 0, 500 * US))
+    told = [(one.cause, one.at_ns / US, one.ns / US, one.then) for one in found[2:5]]
+    assert told == [
+        ("synchronisation", 10, 2, None),
+        ("host", (62 + 365) / 2, 303, None),
+        ("synchronisation", 10, 30, "launches"),
+    ]
 
 
 def test_a_copy_from_pageable_memory_waits_as_a_synchronisation_does(made: Made) -> None:
@@ -314,3 +332,11 @@ def test_a_number_is_read_from_the_beginning_of_the_operator_that_reads_it(made:
     assert [one.begin_ns for one in synchronisations(recording)] == [20 * US, 110 * US]
     found = stretches(recording, Interval("step_1", 1, 0, 250 * US))
     assert {one.at_ns for one in found if one.cause == "synchronisation" and one.end_ns < 115 * US} == {20 * US}
+
+
+def test_texts_of_tensors_are_named_for_the_profiler_and_only_inside() -> None:
+    plain = torch.Tensor.__repr__
+    with reads_named(), record_ranges():
+        profile = record(lambda: print(torch.ones(2), f"{torch.ones(()):.1f}"), on_gpu=False)
+    assert sum(one.name == READS for one in profile.recording.host) >= 2
+    assert torch.Tensor.__repr__ is plain

@@ -36,6 +36,31 @@ def event(name: str, device: Any = DeviceType.CPU, **fields: Any) -> Any:
     )
 
 
+def test_kinds_of_host_events() -> None:
+    events = [
+        event("aten::mm", sequence_nr=4),
+        event("forward", is_user_annotation=True),
+        event("autograd::engine::evaluate_function: MmBackward0", sequence_nr=4, fwd_thread_id=1),
+        event("MmBackward0", scope=1),
+        event("cudaLaunchKernel", linked_correlation_id=3),
+        event("cuLaunchKernelEx"),
+        event("async", is_async=True),
+        event("two threads", end_thread_id=2),
+        event("python", is_python_function=True),
+        event("Activity Buffer Request"),
+        event("sgemm", DeviceType.CUDA),
+    ]
+    kinds = [(one.name.partition(":")[0], one.kind) for one in host_events(events)]
+    assert kinds == [
+        ("aten", "operator"),
+        ("forward", "range"),
+        ("autograd", "backward"),
+        ("MmBackward0", "backward"),
+        ("cudaLaunchKernel", "launch"),
+        ("cuLaunchKernelEx", "launch"),
+    ]
+
+
 def test_a_number_is_no_input_in_float64() -> None:
     rows, number = torch.ones(4), torch.tensor(0.9, dtype=torch.float64)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.measure.profiling import stacks
+from workers.measure.profiling import sampling, stacks
 from workers.measure.profiling.sampling import Sample, Sampler, Samples
 from workers.measure.timing import run_step
 
@@ -81,3 +81,10 @@ def test_the_margin_is_of_the_samples_that_there_were() -> None:
     margin = few.margin(0.1)
     assert margin > 0.2
     assert Samples().margin(0.1) is None
+
+
+def test_a_thread_that_has_ended_has_no_stack() -> None:
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    assert sampling._stack(thread.ident or 0) == []

@@ -42,6 +42,28 @@ def test_device_time_belongs_to_the_launching_stack() -> None:
     }
 
 
+def with_another_thread():
+    """A step beside which another thread waits for a lock, and multiplies."""
+    beside = [
+        host("threading.py(295): wait", "python", 120, 900, thread=3),
+        host("<built-in method acquire of _thread.lock>", "python", 130, 880, thread=3),
+        host("aten::mm", "operator", 890, 895, thread=3, id=9),
+    ]
+    one = made()
+    return recording([*one.host, *beside], [*one.device, kernel("other", 950, 990, operator=9)])
+
+
+def test_other_threads_are_no_work_of_a_phase() -> None:
+    """A profiler cannot tell whether they work or wait."""
+    phases = ("forward", "backward")
+    assert fold(with_another_thread(), phases, on_gpu=False) == fold(made(), phases, on_gpu=False)
+    on_gpu = fold(with_another_thread(), phases, on_gpu=True)
+    other = {frames: time for frames, time in on_gpu.items() if frames[0] == stacks.OTHERS}
+    frames = ("threading.py(295): wait", "aten::mm", "other")
+    assert other == {(stacks.OTHERS, *frames): 40}
+    assert {**on_gpu} == {**fold(made(), phases, on_gpu=True), **other}
+
+
 def test_of_too_many_stacks_the_top_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "MAX_STACKS", 2)
     text = folded({("a",): 9_000, ("b",): 1_000, ("c",): 5_000})
