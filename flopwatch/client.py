@@ -50,8 +50,9 @@ from flopwatch.connection import (
     deadline_of,
     problem_text,
 )
-from flopwatch.imports import left_behind
+from flopwatch.imports import clash_in, left_behind
 from flopwatch.own_code import OwnCode, put_into
+from flopwatch.packing import is_packed
 from flopwatch.progress import Show, progress_bar
 from flopwatch.queries import (
     Description,
@@ -353,10 +354,12 @@ class Flopwatch(Connection):
         code: str | os.PathLike[str] | None,
         version: str | None = None,
     ) -> None:
-        """Upload files, unless they import what would not go along."""
+        """Upload files, unless they import what would not go along, or what a job has loaded before them."""
         if code is None:
             self._check_own_modules(files, [value for value in named.values() if value], version)
         for file in files:
+            if is_packed(file.content) and (clash := clash_in(file.content, file.name)):
+                raise InvalidArgument(clash)
             self.send("PUT", f"/files/{file.sha256}", content=file.content)
 
     @staticmethod

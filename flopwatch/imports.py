@@ -70,6 +70,12 @@ def clash(file: str, names: Sequence[str], files: Sequence[str] = ()) -> str:
     )
 
 
+def clash_in(packed: bytes, file: str) -> str | None:
+    """Return that sentence before the upload: a file of a packed folder imports modules there whose names are TAKEN."""
+    taken = sorted(_followed(_sources(packed), file)[0].keys() & TAKEN)
+    return clash(file, taken) if taken else None
+
+
 def own_modules(folder: Path, file: str) -> dict[str, str]:
     """Return the top-level modules of an unpacked folder that a file, and what it imports there, import anywhere, and
     where each is: beside the file, at the top ("."), or in the "src" of a project that can be installed."""
@@ -94,10 +100,12 @@ def _unpacked(folder: Path) -> dict[str, bytes]:
 
 def forgotten(packed: bytes, file: str, untracked: Mapping[str, bytes]) -> list[str]:
     """Return which untracked files, by their names in a packed folder, its file or what it imports would import."""
+    return sorted(untracked.keys() & _followed({**_sources(packed), **untracked}, file)[1])
+
+
+def _sources(packed: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        names = [name for name in archive.namelist() if name.endswith((".py", *PROJECTS))]
-        sources = {name: archive.read(name) for name in names}
-    return sorted(untracked.keys() & _followed({**sources, **untracked}, file)[1])
+        return {name: archive.read(name) for name in archive.namelist() if name.endswith((".py", *PROJECTS))}
 
 
 def _followed(sources: Mapping[str, bytes], file: str) -> tuple[dict[str, str], set[str]]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flopwatch.imports import left_behind, own_modules
+from flopwatch.imports import clash_in, left_behind, own_modules
+from flopwatch.packing import pack
 
 FILES = {
     "run/train.py": "import torch, beside\nfrom models import net\nimport spaces.inner\nimport models.sub.deep\n",
@@ -40,6 +41,18 @@ def test_modules_in_the_src_of_a_project_are_followed(tmp_path: Path) -> None:
     assert own_modules(tmp_path, "run/train.py") == {}
     (tmp_path / "pyproject.toml").touch()
     assert own_modules(tmp_path, "run/train.py") == {"net": "src", "size": "src"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"), [("flopwatch", True), ("torch", True), ("kernels", False), ("app", False)]
+)
+def test_a_module_of_the_folder_with_a_name_that_is_taken_is_told(tmp_path: Path, name: str, is_told: bool) -> None:
+    (tmp_path / "train.py").write_text(f"def make_step(device):\n    import beside, {name}\n")
+    (tmp_path / "beside.py").touch()
+    assert clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py") is None
+    (tmp_path / f"{name}.py").touch()
+    told = clash_in(pack(tmp_path, tmp_path / "train.py"), "train.py")
+    assert (told is not None and f"imports '{name}' of its folder" in told) == is_told
 
 
 @pytest.mark.parametrize(

@@ -552,11 +552,12 @@ class JobRun:
         if budget_s := self.claim.spec.get("budget_s"):
             left_s = budget_s - (self._clock() - self._first_began)
             return f"; at most about {duration(left_s)} left" if left_s >= 1 else ""
-        ahead = process.count - process.index
-        if process.index < 2:
+        trains = self.claim.spec.get("convergence_steps") is not None  # in a last unit, which takes another time
+        ahead = process.count - trains - process.index
+        if process.index < 2 or ahead == 0:
             return ""
         seconds = (self._clock() - self._second_began) / (process.index - 1) * ahead
-        return f"; about {duration(seconds)} left"
+        return f"; about {duration(seconds)} left{', then both sides are trained' if trains else ''}"
 
     def _take_artifact(self, process: _Process, artifact: messages.ArtifactMade) -> None:
         """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.

@@ -156,6 +156,10 @@ STEP = ("submit", "benchmark", "--step")
         ((*STEP, "train.py:other"), "train.py defines no 'other'"),
         ((*STEP, "train.py:make_step", "arguments.size=3"), "unexpected keyword argument 'size'"),
         ((*STEP, "train.py:make_step", "--code", "missing"), "--code missing: there is no such folder"),
+        (
+            (*STEP, "train.py:make_step", "--code", "."),
+            "train.py imports 'torchgen' of its folder, and a job has loaded",
+        ),
         ((*STEP, "train.py:make_step", "--wait", "--format", "brief"), "train.py imports 'beside'"),
         (("sweep", "benchmark", "--fit", "batch_size"), "not of the form key=value"),
         (("submit", "train.py"), "a script by `flopwatch run-script`"),
@@ -178,7 +182,8 @@ STEP = ("submit", "benchmark", "--step")
 def test_a_mistake_that_needs_no_server_exits_with_2(flopwatch, tmp_path, monkeypatch, words, why) -> None:
     """In one form, before anything is submitted."""
     (tmp_path / "train.py").write_text("import beside\n\n\ndef make_step(device): return min\n")
-    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "beside.py").write_text("import torchgen\n")
+    (tmp_path / "torchgen.py").touch()
     monkeypatch.chdir(tmp_path)
     job = str(submitted(flopwatch)) if "JOB" in words else ""
     refused = flopwatch(*(job if word == "JOB" else word for word in words))

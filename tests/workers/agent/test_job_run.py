@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -241,6 +242,19 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, settings: Settings, database: Database) -> Site:
     return Site(database, settings.model_copy(update={"grace_s": 0.2}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("index", "spec", "told"),
+    [
+        (3, {}, "; about 30 s left"),
+        (3, {"convergence_steps": 100}, "; about 20 s left, then both sides are trained"),
+        (5, {"convergence_steps": 100}, ""),
+    ],
+)
+def test_of_runs_that_train_both_sides_nobody_knows_how_long_they_take(index: int, spec: Any, told: str) -> None:
+    run: Any = SimpleNamespace(claim=SimpleNamespace(spec=spec), _clock=lambda: 60.0, _second_began=40.0)
+    assert JobRun._time_left(run, SimpleNamespace(index=index, count=6)) == told  # type: ignore[arg-type]
 
 
 def test_replicates_start_together_and_run_one_after_the_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
