@@ -67,7 +67,7 @@ class DdpSpec(TrainingSpec):
     trace: bool = False
     """Keep a Chrome trace of some steps of each rank."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
-    """Largest compressed trace that is kept of a rank, in MiB; a larger one is cut."""
+    """Largest compressed trace that is kept of a rank, in MiB; the log names a larger one."""
     snapshot: bool = False
     """Keep a memory snapshot of a step of each rank; `nccl` only."""
     step_timeout_s: float = Field(default=120.0, gt=0, le=3600)
