@@ -17,6 +17,12 @@ from typing import Any
 
 import pytest
 
+from parallel.bucket_size import fit
+from workers.jobs._latency_fits import NO_LINE
+from workers.jobs.ddp.buckets import bucket_rows
+from workers.jobs.ddp.timing import LATER_WARMUP
+from workers.outcome import RunnerError, Unsupported
+
 pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
 
 import torch
@@ -452,6 +458,19 @@ def test_times_are_the_slowest_ranks(run: Any, measured: Any) -> None:
     assert found["tokens_per_s"]["median"] == pytest.approx(1e3 * 2 * 2 * 8 / found["step_ms"]["median"])
 
 
+def test_no_load_sits_on_one_side_in_all_rounds() -> None:
+    """A load in one of three turns, while every second round reversed the one before, did for 4 % of the seeds."""
+
+    def is_on_one_side(orders: Sequence[Sequence[str]], shift: int) -> bool:
+        turns = [side for order in orders for side in order]
+        loaded = [side for turn, side in enumerate(turns) if (turn + shift) % 3 < 1]
+        return {loaded.count("own"), loaded.count("other")} == {0, 6}
+
+    sides, places = ["own", "other", "third"], [(seed, shift) for seed in range(400) for shift in range(3)]
+    assert sum(is_on_one_side(rounds_of(sides, 6, seed), shift) for seed, shift in places) <= 0.01 * len(places)
+    assert any(is_on_one_side([sides] * 6, shift) for shift in range(3)), "the control"
+
+
 @pytest.mark.parametrize("name", ["bucketed", "bucketed, small"])
 def test_buckets_have_a_prediction_on_gpus_only(run: Any, measured: Any, tmp_path: Path, name: str) -> None:
     """What the ranks measured as it is, and as if GPUs had measured it, with all-reduces of 1 ms and 1 GB/s."""
@@ -480,6 +499,19 @@ def test_buckets_have_a_prediction_on_gpus_only(run: Any, measured: Any, tmp_pat
     assert best["low_mb"] <= best["size_mb"] <= best["high_mb"] <= total / MIB
     assert best["predicted_exposed_ms"] == min(row["predicted_exposed_ms"] for row in curve)
     assert (curve[-1]["size_mb"], curve[-1]["buckets"]) == (total / MIB, 1)
+
+
+@pytest.mark.parametrize(
+    ("bend", "measured_ms", "note"),
+    [(1.0, 6.0, None), (1.0, 80.0, "80 ms exposed, not"), (9.0, 6.0, NO_LINE)],
+)
+def test_a_prediction_that_may_be_wrong_says_so(bend: float, measured_ms: float, note: str | None) -> None:
+    """All-reduces of 1 ms and 1 GB/s, the middle ones `bend` times as long: a bucket of 4 MB leaves 5.19 ms exposed."""
+    times = {4096: [1.004e-3] * 3, 2**16: [bend * 1.066e-3] * 3, 2**22: [5.19e-3] * 3}
+    spec = parsed(strategy="bucketed", bucket_size_mb=None)
+    own, best, *_ = bucket_rows(spec, fit(times), [2**22], 1e-3, [measured_ms])
+    assert best[-1] == own[-1]
+    assert own[-1] is None if note is None else note in str(own[-1])
 
 
 def test_slower_communication_is_exposed(measured: Any) -> None:
@@ -738,11 +770,18 @@ def test_what_a_rank_has_said_before_it_failed_is_the_result(failing: Any, capfd
     assert "connection closed by peer" not in log, "a consequence"
 
 
+def test_what_a_rank_cannot_do_is_the_jobs_failure(failing: Any) -> None:
+    error = RanksFailed(1, "raised Unsupported: no such kernel", trace="Traceback …")
+    with pytest.raises(Unsupported, match="rank 1: no such kernel"):
+        failing(error, STARTED, (1, {"failed": "unsupported", "detail": "no such kernel"}))
+
+
 @pytest.mark.parametrize(("step_ms", "steps"), [(1e4, 10), (100.0, 30)])
 def test_by_default_the_rounds_of_a_side_take_three_seconds_on_a_processor(step_ms: float, steps: int) -> None:
-    spec, device = parsed(strategy="none", warmup_steps=1, measure_steps=None), torch.device("cpu")
+    """The first of them begins when times are steady, and later ones after a few steps."""
+    spec, device = parsed(strategy="none", warmup_steps=None, measure_steps=None), torch.device("cpu")
     quiet = SimpleNamespace(index=0, step_done=lambda: None, report=lambda message: None)
-    taken = []
+    taken, warmups = [], []
     for number in range(3):
         context: Any = SimpleNamespace(
             spec=spec, device=device, on_gpu=False, rank=quiet, steps=None, measured_steps=0,
@@ -752,7 +791,9 @@ def test_by_default_the_rounds_of_a_side_take_three_seconds_on_a_processor(step_
         trained = strategies.build(spec, "none", device, strategies.rank_batches(spec, 0, device))
         turn = timing.measure_steps(context, trained, memory_meter(device), number=number, rounds=3)
         taken.append(len(turn.step_ms))
+        warmups.append(turn.warmup)
     assert sum(taken) == steps
+    assert warmups[0] > LATER_WARMUP == warmups[1] == warmups[2]
 
 
 @pytest.mark.parametrize(
@@ -772,6 +813,23 @@ def test_a_small_gradient_is_judged_by_its_share_of_all(share: float, off_by: fl
     assert errors["small"] == pytest.approx(off_by * min(share / SMALL_SHARE, 1), rel=1e-3)
     assert (errors["small"] <= tolerance(spec, "gradient_error")) is is_ok
     assert small_gradients(alone) == ({"small"} if share < SMALL_SHARE else set())
+
+
+class Half(torch.nn.Sequential):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self[1](x)
+
+
+def test_torch_ddp_names_the_parameter_without_a_gradient() -> None:
+    model = Half(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = strategies.torch_ddp(model, None)
+        wrapped(torch.ones(2)).sum().backward()
+        with pytest.raises(RunnerError, match=r"0\.weight got none: .* bucketed"):
+            wrapped(torch.ones(2))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.gpu
