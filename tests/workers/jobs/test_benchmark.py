@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from workers.jobs._training import building
 from workers.jobs._training.metrics import add_busy, metrics_of, precisions_of
 from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER
-from workers.measure import warmup
+from workers.measure import memory, warmup
 from workers.measure.busy import Busy
 from workers.measure.ceilings import Ceilings
 from workers.model import TransformerLM, accounting
@@ -349,6 +350,15 @@ def test_options_a_model_lacks_are_unsupported(run, monkeypatch: pytest.MonkeyPa
             run(**fields)
 
 
+def test_a_model_that_hands_on_what_it_does_not_know_gets_the_options_that_the_job_sets() -> None:
+    def model(*, attention, **others) -> None: ...
+
+    set_by_job = BenchmarkSpec(model={**MODEL, "rope_theta": 500.0}, activation_checkpointing=True)
+    assert building.options_of(model, BenchmarkSpec(), abs).keys() == {"attention"}
+    set_options = {"attention", "rope_theta", "activation_checkpointing"}
+    assert building.options_of(model, set_by_job, abs).keys() == set_options
+
+
 @pytest.mark.parametrize(
     ("model_class", "words"),
     [
@@ -395,6 +405,27 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
     assert isinstance(as_runner_error(error), InvalidEnvironment)
     assert isinstance(as_runner_error(CompilerMissing("no c++")), InvalidEnvironment)
     assert as_runner_error(RuntimeError("x")) is None
+
+
+def test_memory_counts_from_before_the_model(monkeypatch) -> None:
+    """Else an exec'd process would count torch's compiler, which optimizers import, as memory of the model."""
+    events: list[str] = []
+
+    def meter(device: torch.device) -> memory.MemoryMeter:
+        events.append("meter" if "torch._dynamo" in sys.modules else "meter too early")
+        return memory.HostMemory()
+
+    monkeypatch.setattr(memory, "memory_meter", meter)
+    spec = BenchmarkSpec(model=MODEL, context_length=8, device="cpu")
+    device, build_model = building.prepare(spec)
+
+    def build() -> torch.nn.Module:
+        events.append("model")
+        return build_model()
+
+    training = building.build(spec, device, build)
+    assert events == ["meter", "model"]
+    assert isinstance(training.meter, memory.HostMemory)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from workers.measure.returned import STEPS, ReturnedNumbers
 
 SOURCE = """
 import itertools
+import os
 import time
 
 import torch
@@ -43,6 +45,12 @@ def make_step(device, batch_size=4, width=32):
             optimizer.zero_grad()
 
     return step
+
+
+def make_setting_step(device):
+    torch.set_float32_matmul_precision("high")
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return lambda: None
 
 
 def make_varying_step(device):
@@ -284,6 +292,19 @@ def test_mfu_is_relative_to_the_precision_of_the_products(run, monkeypatch, prec
     monkeypatch.setattr("workers.jobs._training.metrics.peak_tflops", lambda _, name: (peaks.get(name, 1e9), ""))
     numbers = medians(run("benchmark", precision=precision))
     assert numbers["mfu"] == pytest.approx(numbers["tflops"] / 2.0)  # type: ignore[operator]
+
+
+def test_what_a_step_sets_after_its_environment_was_recorded_and_the_cores_that_it_gives_up_are_told(run: Run) -> None:
+    before = os.sched_getaffinity(0)
+    torch.set_num_threads(2)
+    try:
+        report = run("benchmark", "make_setting_step", device="cpu")
+    finally:
+        os.sched_setaffinity(0, before)
+    cores, settings = report.check("cores"), report.check("settings")
+    assert (cores["ok"], cores["detail"]) == (False, "2 threads on 1 usable cores")
+    assert (settings["ok"], settings["severity"]) == (False, "note")
+    assert "float32 products from highest to high" in settings["detail"]
 
 
 @pytest.mark.parametrize(

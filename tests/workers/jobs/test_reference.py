@@ -43,6 +43,7 @@ WRONG = {
         "out = plain(q, k, v, is_causal); return out + (out * 0.5 - (out * 0.5).detach()) * -1",
         "the gradient of q",
     ),
+    "another dtype": ("return plain(q.double(), k.double(), v.double(), is_causal)", "is of torch.float64"),
     "another shape": ("return plain(q, k, v, is_causal)[:, :1]", "has the shape (2, 1, 12, 8)"),
     "changes its inputs": (
         "out = plain(q.clone(), k.clone(), v.clone(), is_causal); v.data.mul_(2); return out",
