@@ -3,6 +3,7 @@
 import errno
 import functools
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +119,19 @@ def test_what_is_installed_of_a_project_does_not_stand_in_for_its_src(tmp_path, 
     assert loaded() == 2
 
 
+def test_a_module_that_an_installations_finder_gives_before_that_of_the_folder_is_refused(
+    tmp_path, monkeypatch
+) -> None:
+    def find_spec(name, path=None, target=None):
+        found = tmp_path / "checkout.py"
+        return importlib.util.spec_from_file_location(name, found) if name == "my_net" else None
+
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
+    files = {"pkg/train.py": "def step():\n    import my_net\n", "my_net.py": ""}
+    with pytest.raises(BrokenCode, match=r"rename my_net\.py"):
+        load_folder(packed(files), tmp_path / "code", monkeypatch)
+
+
 @pytest.mark.parametrize("first", ["", "import sys; sys.path.insert(0, '../python')\n"], ids=["installed", "its own"])
 def test_a_checkout_does_not_stand_in_for_the_module_of_the_folder(first, tmp_path, monkeypatch) -> None:
     (tmp_path / "checkout/my_net").mkdir(parents=True)
@@ -131,6 +146,18 @@ def test_a_checkout_does_not_stand_in_for_the_module_of_the_folder(first, tmp_pa
             BrokenCode, match=r"checkout/my_net, and not python/my_net/__init__\.py .* '\.\./python'\)`$"
         ):
             load_folder(content, tmp_path / "code", monkeypatch)
+
+
+def test_two_files_of_one_folder_share_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    files = dict.fromkeys(("one.py", "other.py"), "import shared_size\ndef step():\n    return shared_size")
+    contents = [packed({**files, "shared_size.py": ""}, comment=name) for name in files]
+    monkeypatch.setenv(uploaded.FOLDER, uploaded.write(tmp_path, contents)[uploaded.FOLDER])
+    codes = [CodeSpec(sha256=hashlib.sha256(content).hexdigest(), function="step") for content in contents]
+    one, other = map(uploaded.load, codes)
+    assert one() is other()
+    assert one.__code__.co_filename != other.__code__.co_filename
 
 
 def test_the_place_of_a_folders_file_is_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

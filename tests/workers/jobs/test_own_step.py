@@ -148,6 +148,23 @@ def make_idle_step(device, evaluates=False):
     return lambda: model(torch.ones(2, 8)).square().mean()
 
 
+def make_unseen_step(device, fused):
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=fused)
+    graph = type("Graph", (torch.cuda.CUDAGraph,), {"__new__": object.__new__, "__init__": lambda _self: None})
+    model.graph = None if fused else graph()
+
+    def step():
+        model(torch.randn(2, 8)).sum().backward()
+        if fused:
+            optimizer.step()
+        for one in model.parameters():  # as a graph's replay would
+            one.data -= 1e-3 * one.grad
+        optimizer.zero_grad()
+
+    return step
+
+
 def make_accumulating_step(device):
     model, calls = torch.nn.Linear(8, 8), itertools.count(1)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -446,6 +463,12 @@ def test_a_step_that_updates_nothing_is_told_unless_it_evaluates(run: Run, evalu
         "checks"
     ]
     assert ("constant" in [check["name"] for check in checks]) is not evaluates
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_updates_that_leave_no_trace_are_not_told_as_lost(run, fused: bool) -> None:
+    report = run("benchmark", "make_unseen_step", arguments={"fused": fused})
+    assert "gradients" not in [check["name"] for one in report.verdicts.values() for check in one["checks"]]
 
 
 @pytest.mark.parametrize(

@@ -418,24 +418,33 @@ def test_control_of_the_stopped_keeper(tmp_path: Path) -> None:
 
 
 def test_a_unit_waits_at_its_gate(tmp_path: Path) -> None:
-    """It begins when the gate opens."""
-    begun = run_script(
+    """It begins when the gate opens; closing its process ends it even there."""
+    begun, alive = run_script(
         tmp_path,
         "exec",
         """
         import socket
 
-        gate, of_unit = socket.socketpair()
-        with of_unit:
-            process = launcher.start(request("counted"), START, [], gate=of_unit)
-        gate.settimeout(60)
-        assert gate.recv(1) == b"R"
+        def start_at_gate():
+            gate, of_unit = socket.socketpair()
+            with of_unit:
+                process = launcher.start(request("counted"), START, [], gate=of_unit)
+            gate.settimeout(60)
+            assert gate.recv(1) == b"R"
+            return process, gate
+
+        process, gate = start_at_gate()
         begun = [(FOLDER / "runs").exists()]
         gate.sendall(b"R")
         read(process.messages)
         begun.append((FOLDER / "runs").exists())
         process.report()
-        print(json.dumps(begun))
+        process, gate = start_at_gate()
+        units = [process._kept_by, *process._kept_by.children()]
+        process.close()
+        psutil.wait_procs(units, 10)
+        print(json.dumps([begun, [is_alive(unit.pid) for unit in units]]))
         """,
     )
     assert begun == [False, True]
+    assert alive == [False, False], "the keeper and its unit"
