@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from kernels.ranges import named
 from workers.measure import position
@@ -112,8 +113,6 @@ class OwnStep:
         """The first that is enabled: only such a one skips steps."""
         self._versions: dict[int, int] = {}
         """Of each parameter of a plain optimizer, by its id, how often it had been written to at the first look."""
-        self._has_plain = False
-        """Whether other optimizers than torch's may have the parameters that those lack."""
         self._replays = False
         """Whether the code has CUDA graphs, whose replays do not count as writing."""
 
@@ -234,14 +233,10 @@ class OwnStep:
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """The trainable parameters, without those that no optimizer has, such as a running average's of the others."""
-        known = [one for one in self.parameters if one.requires_grad]
-        return known if self._has_plain else self._updated(known) or known
-
-    def _updated(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return those of these parameters that torch's optimizers have."""
-        has = {id(one) for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]}
-        return [one for one in parameters if id(one) in has]
+        """The trainable parameters, without the running averages of others, which an AveragedModel leaves trainable."""
+        averages = [one for one in self.model.modules() if isinstance(one, AveragedModel)]
+        of_averages = {id(one) for average in averages for one in average.parameters()}
+        return [one for one in self.parameters if one.requires_grad and id(one) not in of_averages]
 
     @property
     def may_train(self) -> bool:
@@ -394,10 +389,6 @@ class OwnStep:
         self.optimizers = [one for one in self._made[Optimizer].values() if hasattr(one, "state")]
         groups = [group["params"] for one in filter(_is_plain, self.optimizers) for group in one.param_groups]
         self._versions = {id(one): one._version for params in groups for one in params} | self._versions
-        parameters = [one for one in self.parameters if one.requires_grad]
-        if not self._has_plain and 0 < len(self._updated(parameters)) < len(parameters):
-            self._has_plain = bool(self.plain_optimizers())
-            trim_free_memory()  # that of the list of all objects
         self._replays = self._replays or bool(instances[len(self._made)])
         if of_loading:
             readers, loaders = instances[-2:]
