@@ -98,6 +98,7 @@ def _softmax_gradient_kernel(
     row = tl.program_id(0)
     logits += row.to(tl.int64) * vocabulary
     target = tl.load(targets + row).to(tl.int64)
+    smoothing = tl.full([], SMOOTHING, WIDE)  # a literal would be of 32 bits in float64, too
     if target == IGNORED:
         tl.store(losses + row, 0.0)
         for start in tl.range(0, vocabulary, COLUMNS):
@@ -120,14 +121,14 @@ def _softmax_gradient_kernel(
                 sum_of_logits += tl.sum(tl.where(column < vocabulary, tile, 0.0), 0)
         logsumexp = largest + tl.log(total)
         if SMOOTHING > 0:
-            target_logit = (1 - SMOOTHING) * target_logit + SMOOTHING * (sum_of_logits / vocabulary)
+            target_logit = (1 - smoothing) * target_logit + smoothing * (sum_of_logits / vocabulary)
         tl.store(losses + row, logsumexp - target_logit)
         # For an unknown target, NaN in all of the row.
         subtracted = tl.where(known, logsumexp, float("nan"))
         for start in tl.range(0, vocabulary, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             tile = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(WIDE)
-            gradient = tl.exp(tile - subtracted) - tl.where(column == target, 1.0 - SMOOTHING, 0.0)
+            gradient = tl.exp(tile - subtracted) - tl.where(column == target, 1 - smoothing, 0.0)
             if SMOOTHING > 0:
-                gradient -= SMOOTHING / vocabulary
+                gradient -= smoothing / vocabulary
             tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < vocabulary)
