@@ -16,7 +16,7 @@ from .rows import check_device, check_floating, check_rows, wide
 
 patch_interpreter()
 
-TILE = 2048
+TILE = 1024
 """Elements of a program."""
 WARPS = 4
 MAX_HEAD_DIM = 4096
