@@ -72,7 +72,8 @@ def refusing(ctx: Any) -> Iterator[None]:
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             raise
-        said, metavar = error.format_message(), getattr(getattr(error, "param", None), "metavar", None)
+        said = error.format_message().replace(": Value error, ", ": ")  # pydantic's words before those of typer
+        metavar = getattr(getattr(error, "param", None), "metavar", None)
         if metavar == "SECONDS" and "a valid" in said:
             said = f"{said.rstrip('.')}: write the number of seconds alone."
         if metavar == "KIND|SPEC.json" and "Missing" in said:

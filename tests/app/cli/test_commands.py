@@ -86,6 +86,7 @@ def test_wait(flopwatch: Any, obedient: Any) -> None:
     for command in (("submit", *TINY), ("sweep", *TINY, "seed=1,2")):
         assert "2.500 |" in ended(flopwatch(*command, "--wait", "--statistic", "max"))
         assert "is of the table" in ended(flopwatch(*command, "--statistic", "max"), 2)
+        assert "'--statistic': 'p50' is not one of" in ended(flopwatch(*command, "--wait", "--statistic", "p50"), 2)
 
 
 def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> None:
