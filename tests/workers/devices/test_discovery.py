@@ -139,13 +139,14 @@ def test_what_nvml_tells_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("visible", "indices"), [("0", [0]), ("1", []), ("2", [2]), ("1,2", [2]), ("2,0", [2, 0]), ("0,3", [0])]
 )
-def test_a_gpu_that_does_not_answer_keeps_its_index(monkeypatch, visible, indices, lost_whole) -> None:
+def test_a_gpu_that_does_not_answer_keeps_its_index(monkeypatch, caplog, visible, indices, lost_whole) -> None:
     library = driver(*GPUS, lost={GPUS[1].uuid} if lost_whole else ())
     if not lost_whole:  # its handle and place are known
         library.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(total=told(gpu.memory_mib << 20, gpu != GPUS[1]))
     discovered(monkeypatch, library)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert discover().gpus == tuple(GPUS[index] for index in indices)
+    assert "GPU 1 of NVML's order does not answer" in caplog.text
 
 
 def test_a_host_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from app.specs.attention import BLOCK_SIZES, AttentionSpec
 from kernels.attention.reference import attention
-from kernels.registry import ATTENTION, Implementation
+from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report, reported
 from workers import uploaded
 from workers.jobs._base import Unit
@@ -280,6 +280,24 @@ def test_what_cannot_be_the_result_is_wrong(run, monkeypatch, function, reason) 
     assert {row["outcome"] for row in cell.values()} == {"wrong"}
     assert cell["forward_ms", "forward"]["reason"].startswith(reason)
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_what_goes_wrong_in_one_cell_costs_no_other(run, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str, load: Any = ATTENTION.load) -> Any:
+        if name == "wrong":
+            raise BrokenEntryPoint("it could not be loaded: TypeError: dtypes of cpu")
+        return load(name)
+
+    monkeypatch.setattr(ATTENTION, "load", load)
+    report = run(implementations=["sdpa_cudnn", "wrong", "own"])
+    for name, outcome, reason in (
+        ("sdpa_cudnn", "unsupported", "only on cuda"),
+        ("wrong", "invalid_environment", "dtypes of cpu"),
+        ("own", "ok", ""),
+    ):
+        row = report.cell(implementation=name)["forward_ms", "forward"]
+        assert row["outcome"] == outcome
+        assert reason in (row["reason"] or "")
 
 
 def test_an_oracle_out_of_memory_fails_nobody(run, monkeypatch: pytest.MonkeyPatch) -> None:
