@@ -137,6 +137,15 @@ def sidelong(when: str) -> list[str]:
     return train(*both(pack), loss_of)
 
 
+def within_itself() -> list[str]:
+    """A unit calls itself."""
+
+    def pack(unit: Any, x: Tensor, y: Tensor) -> Tensor:
+        return y if len(x) < 3 else torch.cat([unit(x[:2]), unit.down(unit.up(x[2:]))])
+
+    return train(*both(pack), lambda model, x: model(x).square().mean())
+
+
 def unseen() -> dict[str, str]:
     """The errors of units in whose outputs nothing is found; of one that returns nothing, and keeps its result; of one
     that raises; and of a model that returns a parameter."""

@@ -5,10 +5,12 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import parallel
-from parallel.collectives import recorded
+from parallel.collectives import GradientUsage, recorded
 from tests.parallel.training import WRAPPERS, device, first_ranks_model, one_pass
 from workers.measure.own_step import OwnStep
 
@@ -25,6 +27,26 @@ def backward(model: Any, inputs: torch.Tensor) -> None:
     if hasattr(model, "finish_gradient_synchronization"):
         model.finish_gradient_synchronization()
     model.zero_grad(set_to_none=True)
+
+
+class Noted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def flags_of_use() -> set[str]:
+    """Return the operations that make and exchange the flags of parameters that are all used."""
+    with Noted() as noted:
+        exchanges = [
+            GradientUsage([True] * 3, torch.device("cpu"), dist.group.WORLD, again=again) for again in (False, True)
+        ]
+    assert [one.is_again_everywhere() for one in exchanges] == [False, True]
+    return noted.names
 
 
 def told_as_lost() -> list[str]:

@@ -23,6 +23,13 @@ def test_a_step_can_be_recorded(two_ranks: Pool, wrapper: str) -> None:
             assert len(reduced) == (3 if wrapper == "bucketed, one" else report["parameters"] + 1)
 
 
+def test_who_used_what_can_be_exchanged_in_a_cuda_graph(two_ranks: Pool) -> None:
+    copies = {"aten.lift_fresh.default", "aten._to_copy.default", "aten.copy_.default"}
+    for names in two_ranks(steps.flags_of_use):
+        assert "aten.ones.default" in names
+        assert not names & copies
+
+
 @pytest.mark.parametrize("wrapper", ["naive", "flat", "overlapped", "bucketed, one", "fully sharded"])
 def test_a_wrapper_that_is_gone_keeps_nothing(two_ranks: Pool, wrapper: str) -> None:
     assert two_ranks(training.gone, wrapper) == [0, 0]

@@ -51,6 +51,10 @@ def test_units_in_whose_outputs_nothing_is_found_are_refused(two_ranks: Pool) ->
         assert "the unit '' (Model) returns its parameter blocks.1.up.weight" in errors["a parameter"]
 
 
+def test_a_unit_that_calls_itself(two_ranks: Pool) -> None:
+    assert two_ranks(outputs.within_itself) == [[], []]
+
+
 def test_what_a_unit_does_not_return_is_right_or_refused(two_ranks: Pool) -> None:
     assert two_ranks(outputs.sidelong, "before") == [[], []]
     for when in ("after", "read"):
