@@ -301,9 +301,8 @@ class Profiling:
         self.sparing = slow or (alone is not None and alone.suffices)
         self.steps = 1 if self.sparing else self.spec.profile_steps
         profile = self._record(alone)
-        modules = [] if self.spec.step_code is None else modules_by_name(self.timed.training.modules)
-        names = {name for name, _ in modules}
-        attribution = Attribution(profile.recording, self.phases, on_gpu=self.on_gpu, modules=names)
+        modules = {name for name, _ in modules_by_name(self.timed.training.modules)}
+        attribution = Attribution(profile.recording, self.phases, on_gpu=self.on_gpu, modules=modules)
         # A step on a CPU may do all its work in NumPy.
         if len(attribution.steps) != self.steps or (self.on_gpu and not attribution.work):
             seen, work = len(attribution.steps), len(attribution.work)

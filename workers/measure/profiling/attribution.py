@@ -88,7 +88,7 @@ class Interval:
 
 class Attribution:
     """The step, phase, ranges and operator of all work of a recording. `on_gpu`: whether the work is that of a GPU, or
-    the operators of a CPU. `modules`: names of ranges that are modules, in a step that may have other ones."""
+    the operators of a CPU. `modules`: names of ranges that are modules."""
 
     def __init__(
         self, recording: Recording, phases: Collection[str], *, on_gpu: bool, modules: Collection[str] = ()
@@ -322,7 +322,7 @@ class Attribution:
                 maker = None
                 if event.kind == "backward" and not names and event.sequence >= 0:
                     maker = self._makers.get((event.forward_thread, event.sequence))
-                if maker is not None and self._modules and maker < at and (path := self._called_in(event, maker)):
+                if maker is not None and maker < at and (path := self._called_in(event, maker)):
                     names = [*reversed(path)]
                     break
                 at = self._parents[at] if maker is None else maker

@@ -98,16 +98,19 @@ def test_the_last_operator_that_tells_a_number_made_the_node() -> None:
     assert operators["aten::bmm", "backward"].ranges == ("values",)
 
 
+@pytest.mark.parametrize("modules", [("fc",), ()])
 @pytest.mark.parametrize("thread", [1, 2])
 @pytest.mark.parametrize("around", [("Epoch",), ()])
-def test_ranges_of_the_codes_own_around_its_passes_have_their_work(thread: int, around: tuple[str, ...]) -> None:
+def test_ranges_of_the_codes_own_around_its_passes_have_their_work(
+    thread: int, around: tuple[str, ...], modules: tuple[str, ...]
+) -> None:
     """On a GPU autograd runs nodes on a thread of its own."""
     events = [
         host("step_1", "range", 0, 1000),
         host("step", "range", 1, 999),
         *(host(name, "range", 2, 998) for name in around),
         host("Forward", "range", 10, 400),
-        host("fc", "range", 20, 200),
+        *(host(name, "range", 20, 200) for name in modules),
         host("aten::mm", "operator", 30, 40, id=1, sequence=3),
         host("aten::sum", "operator", 300, 310, id=2, sequence=4),
         host("Backward", "range", 400, 900),
@@ -115,9 +118,9 @@ def test_ranges_of_the_codes_own_around_its_passes_have_their_work(thread: int, 
         host(NODE + "MmBackward0", "backward", 500, 800, thread=thread, id=4, sequence=3, forward_thread=1),
         host("MmBackward0", "backward", 510, 790, thread=thread, id=5, sequence=3, forward_thread=1),
     ]
-    work = Attribution(recording(events), ["step"], on_gpu=False, modules=["fc"]).work
+    work = Attribution(recording(events), ["step"], on_gpu=False, modules=modules).work
     assert [one.ranges[len(around) :] for one in work if one.ranges[: len(around)] == around] == [
-        *(("Forward", "fc"), ("Forward",), ("Backward",), ("Backward", "fc"), ("Backward", "fc")),
+        *(("Forward", *modules), ("Forward",), ("Backward",), ("Backward", *modules), ("Backward", *modules)),
     ]
 
 
