@@ -110,6 +110,22 @@ def test_a_train_step_is_the_loop_written_out(clip: float | None) -> None:
         assert mine.grad is None
 
 
+def test_a_rate_in_a_tensor_follows_the_schedule() -> None:
+    rates: dict[bool, list[float]] = {}
+    for in_tensor in (False, True):
+        model = small_model()
+        rate = torch.tensor(1.0) if in_tensor else 1.0
+        optimizer = AdamW(model.parameters(), lr=rate, capturable=in_tensor)
+        step = TrainStep(model, batches(), PRECISIONS["fp32"], model, optimizer, total_steps=30)
+        rates[in_tensor] = []
+        for _ in range(6):
+            run(step)
+            rates[in_tensor].append(float(optimizer.param_groups[0]["lr"]))
+        assert optimizer.param_groups[0]["lr"] is rate or not in_tensor, "a graph reads it at its address"
+    assert rates[True] == pytest.approx(rates[False])
+    assert len(set(rates[False])) == 6
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_training_on_one_batch_learns_it(precision: str, device: str) -> None:
     model = small_model(device)
