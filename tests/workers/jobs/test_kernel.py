@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from app.specs.kernel import KernelSpec
 from kernels.registry import KERNELS
 from tests.workers.reporting import Report, reported
-from workers.jobs._linear_plan import Times
+from workers.jobs._linear_plan import Times, sentences
 from workers.measure.ceilings import Ceilings
 from workers.measure.linear_products import PRODUCTS
 from workers.measure.process_settings import settings
@@ -315,6 +315,17 @@ def test_a_plan_knows_which_layers_read_one_input(tmp_path: Path, monkeypatch: p
     run(tmp_path, kernel="linear", model=sizes, recipes=["rowwise"], context_length=16, device="cpu")
     readers = {layer.name.rpartition(".")[2]: layer.readers for layer in found}
     assert readers == {"q_proj": 3, "output_proj": 1, "w1": 2, "w2": 1, "lm_head": 1}
+
+
+def test_a_plan_names_the_filter_or_says_why_there_is_none() -> None:
+    sums = {"bf16_ms": 4.0, "rowwise_ms": 5.0, "planned_rowwise_ms": 3.0}
+    gpu = torch.device("cuda")
+    assert (
+        "fp8_filter=layers.*.a,layers.*.b, 1 ms"
+        in sentences(sums, {"rowwise": ["layers.*.a", "layers.*.b"]}, gpu, allowed=True)[-1]
+    )
+    assert "no layer is shown to pay" in sentences(sums, {"rowwise": []}, gpu, allowed=True)[-1]
+    assert "multiples of 16" in sentences(sums, {"rowwise": []}, gpu, allowed=False)[-1]
 
 
 def test_a_plan_on_a_device_without_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,16 @@ def test_triton_adamw_equals_torchs(device: str, dtype: torch.dtype) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("device", TRITON_DEVICES)
+@pytest.mark.parametrize("make", [AdamW, torch.optim.AdamW])
+def test_triton_adamw_goes_on_from_a_count_on_the_host(make: type[Optimizer], device: str) -> None:
+    state = trained(make, device, torch.float32)[1].state_dict()
+    model, optimizer = trained(TritonAdamW, device, torch.float32, state)
+    step = optimizer.state[model[0].weight]["step"]
+    assert (step.item(), step.dtype, step.device.type) == (6, torch.float32, device)
+
+
+@needs_triton
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 def test_triton_adamw_takes_a_rate_in_a_tensor_and_a_closure(device: str) -> None:
     parameter = nn.Parameter(torch.tensor([3.0], device=device))
     optimizer = make_optimizer("triton_adamw", nn.ParameterList([parameter]), torch.tensor(0.1), capturable=True)
