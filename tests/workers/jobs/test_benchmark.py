@@ -366,8 +366,9 @@ def test_a_model_that_hands_on_what_it_does_not_know_gets_the_options_that_the_j
         (dict, "model 'transformer_lm' is of type dict, and no torch.nn.Module"),
         (
             lambda **sizes: TransformerLM(**sizes).to(torch.bfloat16),
-            "model 'transformer_lm' makes parameters in torch.bfloat16, and .* parameter_dtype fp32: make them in",
+            "model 'transformer_lm' makes parameters in torch.bfloat16, and .* in float32, or set parameter_dtype=bf16",
         ),
+        (lambda **sizes: TransformerLM(**sizes).half(), r"in torch.float16, and .*: make them in float32$"),
         (
             lambda **sizes: TransformerLM(**sizes).to("meta"),
             "model 'transformer_lm' makes parameters on the meta device, where nothing is computed",

@@ -151,9 +151,10 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
             raise no_model(f"model {name_of(spec)!r} makes parameters on the meta device, where nothing is computed")
         made = {one.dtype for one in model.parameters() if one.is_floating_point()}
         for dtype in made - {torch.float32, PARAMETER_DTYPES[spec.parameter_dtype]}:
+            or_bf16 = ", or set parameter_dtype=bf16 (with precision=bf16)" if dtype == torch.bfloat16 else ""
             raise no_model(
                 f"model {name_of(spec)!r} makes parameters in {dtype}, and the job measures it with parameter_dtype "
-                f"{spec.parameter_dtype}: make them in float32, or set parameter_dtype=bf16 (with precision=bf16)"
+                f"{spec.parameter_dtype}: make them in float32{or_bf16}"
             )
 
     return make
