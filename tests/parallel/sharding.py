@@ -249,6 +249,18 @@ def from_meta(compute: str | None) -> dict[str, Any]:
     return {"existing": max(existing), "all": sum(p.nbytes for p in alone.parameters()), "errors": errors}
 
 
+def partly_meta() -> None:
+    """A module that is on the meta device in part keeps the values of its other parts."""
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2, device="meta"))
+    nn.init.constant_(module[0].weight, 7.0)
+    module[1].running_mean.fill_(5.0)
+    module[:2].to(device())
+    state = parallel.FullyShardedDataParallel(module, device=device()).full_state_dict()
+    assert state["0.weight"].eq(7).all()
+    assert state["1.running_mean"].eq(5).all()
+    assert 0 < state["2.weight"].abs().max() < 1
+
+
 def kinds_of_numbers() -> None:
     """Frozen parameters in dtypes that backends do not send."""
     for dtype in (torch.bool, torch.int16, torch.float8_e4m3fn):

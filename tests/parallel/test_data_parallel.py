@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import pytest
+import torch
 
 from tests.parallel import guards, training
 from tests.parallel.pool import Pool
@@ -21,6 +22,11 @@ def test_gradients_may_travel_in_bfloat16(ranks: Pool, wrapper: str) -> None:
         # Half of float32 and a quarter of float64, beside a byte per parameter for who used it.
         assert report["sent"]["torch.bfloat16"] < 0.6 * report["sent"]["None"]
         assert report["errors"]["None"] < 1e-5 < 1e-4 < report["errors"]["torch.bfloat16"] < 2**-6
+
+
+def test_gradients_are_views_of_the_bucket(two_ranks: Pool) -> None:
+    for before, after in two_ranks(training.bucket_views):
+        assert before[torch.float32] == after[torch.float32]
 
 
 @pytest.mark.parametrize("wrapper", ["flat", "bucketed", "fully sharded"])

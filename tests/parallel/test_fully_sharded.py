@@ -93,6 +93,10 @@ def test_a_module_on_the_meta_device(ranks: Pool, compute: str | None) -> None:
         assert "Everything has no reset_parameters(), so scalar, scale, count, mask would have any values" in values
 
 
+def test_a_module_of_which_a_part_is_on_the_meta_device(two_ranks: Pool) -> None:
+    two_ranks(sharding.partly_meta)
+
+
 def test_frozen_parameters_of_every_dtype(ranks: Pool) -> None:
     ranks(sharding.kinds_of_numbers)
 

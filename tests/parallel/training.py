@@ -216,6 +216,20 @@ def no_gradient_at_all(wrapper: str) -> None:
     close(model.module.bias.grad, torch.full((2,), share, device=device()), "bias")
 
 
+def bucket_views() -> list[dict[torch.dtype, int]]:
+    """Return the address of all gradients of a dtype, before and after zero_grad."""
+    model = parallel.BucketedDataParallel(Everything(), None)
+    addresses = []
+    for to_none in (True, False):
+        model.zero_grad(set_to_none=to_none)
+        one_pass(model, 0)
+        of = {(p.dtype, p.grad.untyped_storage().data_ptr()) for p in model.parameters() if p.grad is not None}
+        assert len(of) == 2, "one bucket for each dtype"
+        addresses.append(dict(of))
+    assert all(bucket.memory is None for bucket in model.buckets)
+    return addresses
+
+
 def reduced_in_bfloat16(wrapper: str) -> dict[str, Any]:
     """Gradients that travel in bfloat16: their error, and the bytes that travel."""
     alone = first_ranks_model()
