@@ -147,4 +147,4 @@ class Notifier:
         if error is not None:
             what, number = delivery.message["type"], delivery.message["data"]["id"]
             logger.warning("webhook %s of %s, try %s: %s", what, number, delivery.tries + 1, error)
-        await run_sync(lambda: self._webhooks.end(delivery, error, again=again))
+        await run_sync(lambda: self._webhooks.end(delivery, delivered=error is None, again=again))

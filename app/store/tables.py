@@ -546,8 +546,6 @@ class Webhook(SQLModel, table=True):
     tries: int
     due_at: datetime | None = Field(default=None, sa_column=_time())
     """When the next try may begin. A server that begins one moves it on first, so that no other begins it, too."""
-    error: str | None = None
-    """Why the last try failed."""
 
 
 _tables = SQLModel.metadata.tables

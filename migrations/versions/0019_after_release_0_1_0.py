@@ -81,7 +81,6 @@ def _count_and_notify() -> None:
         sa.Column("message_id", sa.String(), nullable=False),
         sa.Column("tries", sa.Integer(), nullable=False),
         sa.Column("due_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("error", sa.String(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["job.id"], ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["sweep_id"], ["sweep.id"], ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id"),

@@ -28,7 +28,6 @@ TRY_S = 60.0
 RETRY_AFTER_S = (5, 30, 5 * 60, 30 * 60, 2 * 3600, 6 * 3600, 12 * 3600)
 """Seconds between tries; after the last one the webhook has failed."""
 AT_ONCE = 16
-MAX_ERROR = 500
 
 _hook, _job, _sweep = tables.webhook.c, tables.job.c, tables.sweep.c
 _UNFINISHED = _job.state.not_in(FINISHED_STATES)
@@ -88,11 +87,11 @@ class Webhooks:
             rows = connection.execute(select(tables.webhook).where(_hook.id.in_(ids)).order_by(_hook.id)).all()
             return [Delivery(row.id, row.url, row.message_id, row.tries, _message(connection, row)) for row in rows]
 
-    def end(self, tried: Delivery, error: str | None, *, again: bool = True) -> None:
-        """Record how a try has ended, and when the next one is due if it failed and another may succeed."""
+    def end(self, tried: Delivery, *, delivered: bool, again: bool = True) -> None:
+        """Record how a try has ended, and when the next one is due if it failed and another may succeed (`again`)."""
         tries = tried.tries + 1
-        values: dict[str, Any] = {"tries": tries, "error": error and error[:MAX_ERROR]}
-        if error is None:
+        values: dict[str, Any] = {"tries": tries}
+        if delivered:
             values["state"] = "delivered"
         elif not again or tries > len(RETRY_AFTER_S):
             values["state"] = "failed"
@@ -108,7 +107,7 @@ def _of(job_id: int | None, sweep_id: int | None) -> ColumnElement[bool]:
 
 
 def _waiting() -> dict[str, Any]:
-    return {"state": "waiting", "message_id": f"msg_{secrets.token_hex(12)}", "tries": 0, "due_at": None, "error": None}
+    return {"state": "waiting", "message_id": f"msg_{secrets.token_hex(12)}", "tries": 0, "due_at": None}
 
 
 def _message(connection: Connection, hook: Any) -> dict[str, Any]:
