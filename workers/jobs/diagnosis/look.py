@@ -205,7 +205,8 @@ def beside(samples: Samples, own: OwnCode) -> str | None:
     for (thread, frames), ns in samples.others_ns.items():
         place = stack_of(own.place(*frame) for frame in frames)[-1]
         of_places[f"thread {thread}" if place is None else f"{place.file}:{place.line} {place.function}"] += ns
-    return f"other threads compute in {share:.0%} of it, most in {max(of_places, key=lambda one: of_places[one])}"
+    most = max(of_places, key=lambda one: of_places[one])
+    return f"other threads compute for {100 * share:.0f} % of it, most in {most}"
 
 
 def _own_code(spec: TrainingSpec) -> OwnCode:

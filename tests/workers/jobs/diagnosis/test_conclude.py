@@ -219,7 +219,7 @@ def test_a_step_whose_processes_differ_is_suspect_and_its_first_line_says_so(tmp
     """Of alternating runs on a host that did other work."""
     apart = found([78.02, 90.0, 95.44, 162.0])
     assert conclude._step(apart, 92.72).endswith("; suspect: uncertain by more than 20%")
-    threads = "other threads compute in 46% of it, most in x.py:2 watch"
+    threads = "other threads compute for 46 % of it, most in x.py:2 watch"
     assert conclude._step(found([92.0]) | {"beside": threads}, 92.0) == f"step 92 ms (1 process); {threads}"
     others = {"others": [None, "other processes used 51.3% of the CPU"]}
     assert conclude._step(apart | others, 92.72).endswith("more than 20%, as other processes used the CPU")

@@ -337,9 +337,9 @@ def test_garbage_collection_has_the_time_that_was_measured_also_where_samples_ca
 def test_threads_that_compute_beside_the_step_are_told_with_their_line() -> None:
     own = lines.OwnCode(lambda file: file if file == "x.py" else None, lambda _file: [])
     samples = Samples(stacks={("", ()): Sample(wall_ns=100)}, others_ns=Counter({("one", (("x.py", "watch", 2),)): 40}))
-    assert stage.beside(samples, own) == "other threads compute in 40% of it, most in x.py:2 watch"
+    assert stage.beside(samples, own) == "other threads compute for 40 % of it, most in x.py:2 watch"
     samples.others_ns["two", (("/lib/y.py", "run", 3),)] = 50
-    assert str(stage.beside(samples, own)).endswith("90% of it, most in thread two")
+    assert str(stage.beside(samples, own)).endswith("90 % of it, most in thread two")
     samples.stacks["", ()].wall_ns = 10_000
     assert stage.beside(samples, own) is None
 
