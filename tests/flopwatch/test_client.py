@@ -168,6 +168,23 @@ class TestWaiting:
             flopwatch.wait_for_sweep(flopwatch.sweep({**TINY, "device": "cuda"}, {"seed": [1]}), timeout_s=0.01)
         assert flopwatch.cancel(job)["state"] == "cancelled"
 
+    def test_the_reason_why_a_job_or_a_sweep_waits_is_shown(self, flopwatch: Flopwatch) -> None:
+        shown: list[str] = []
+
+        def show(_done: int, _total: int, message: str) -> None:
+            shown.append(message)
+
+        job = flopwatch.submit(TINY)
+        with pytest.raises(WaitTimeout):
+            flopwatch.wait(job, timeout_s=0.2, show=show)
+        assert shown == ["queued", f"job {job['id']} waits: {job['waiting']}"]
+        sweep = flopwatch.sweep(TINY, {"seed": [1, 2]})
+        with pytest.raises(WaitTimeout):
+            flopwatch.wait_for_sweep(sweep, timeout_s=0.01, show=show)
+        assert shown[-1] == f"0 running, 0 failed; waits: {job['waiting']}"
+        flopwatch.cancel(job)
+        flopwatch.cancel_sweep(sweep)
+
     def test_progress_is_a_bar_on_a_terminal_only(self, capsys, monkeypatch) -> None:
         with client.progress_bar() as show:
             show(1, 2, "measuring")

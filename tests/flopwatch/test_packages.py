@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flopwatch.packages import FOLDER, PACKAGES, RELATIVE
+from flopwatch.packages import FOLDER, PACKAGES, RELATIVE, cure
 
 EDITABLE = str(Path(FOLDER, "tools", "editable"))
 Run = Callable[..., Any]
@@ -119,3 +119,13 @@ def test_a_package_that_imports_by_relative_names_does(package: str) -> None:
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names.append(node.module or "")
             assert not {name.partition(".")[0] for name in names} & set(PACKAGES), (file, node.lineno)
+
+
+def test_the_cure_for_a_name_of_ours_installs_nothing() -> None:
+    told = cure("kernels", "send its folder along")
+    assert told is not None
+    assert "if 'kernels' is yours, send its folder along; if it is Flopwatch's, write flopwatch.kernels;" in told
+    hidden = cure("app", "send its folder along")
+    assert hidden is not None
+    assert "flopwatch.app" not in hidden
+    assert cure("numpy", "send its folder along") is None

@@ -260,6 +260,12 @@ def test_by_a_metric_and_a_coordinate(database: Database, measure: Measure, grid
     assert table(database, sort="-context_length").column("context_length") == [512, 256, 256, 128, 128]
 
 
+def test_signs_move_with_their_rows(database: Database, measure: Measure) -> None:
+    measure(("step_ms", {"median": 2.0, "validity": "suspect"}), spec={"context_length": 128})
+    measure(("step_ms", {"median": 1.0, "validity": "valid"}), spec={"context_length": 256})
+    assert (table(database).marks, table(database, sort="step_ms").marks) == (["†", ""], ["", "†"])
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

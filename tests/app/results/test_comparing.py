@@ -22,6 +22,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.keeping.baselines import Baselines
+from app.store.reading import measurements
 from app.store.records import Finish, NewJob, UnitRecord
 from flopwatch.intervals import median_interval
 from tests.builders import STEADY, measured
@@ -109,10 +110,30 @@ class TestMetrics:
         assert "; the candidate is suspect." in text
         assert "is suspect; its verdict says why" in text
 
+    def test_jobs_compared_with_themselves_say_so(self, database: Database, measure: Measure) -> None:
+        jobs = [measure(("step_ms", {})) for _ in range(2)]
+        sentence = "both sides are the same 2 jobs, so there is nothing to compare"
+        sheet = compare(database, jobs, jobs[::-1], Question(fail_above_percent=5))
+        assert about(sheet, "sentence") == sentence
+        assert about(sheet, "gate")["sentence"] == f"inconclusive: {sentence}"
+        text = render(sheet, "markdown")
+        assert text.startswith(f"{sentence}.\n")
+        assert "one after the other" not in text
+
     def test_a_job_on_both_sides_among_others_is_refused(self, database: Database, measure: Measure) -> None:
         one, other = (measure(("step_ms", {})) for _ in range(2))
         with pytest.raises(InvalidRequest, match=f"Job {one} is on both sides"):
             compare(database, [one, other], one)
+
+    def test_a_metric_that_neither_side_has_is_named(self, database: Database, measure: Measure) -> None:
+        unknown = {"outcome": "unknown", "reason": "not reported", "median": None, "n": None}
+        ones, others = ([measure(("step_ms", {}), ("items_per_s", unknown)) for _ in range(4)] for _ in range(2))
+        question = Question(["step_ms", "items_per_s"], fail_above_percent=5)
+        gate = about(compare(database, ones, others, question), "gate")
+        assert (gate["outcome"], gate["sentence"].split("; ")[-1]) == (
+            "passed",
+            "neither side has a value of items_per_s",
+        )
 
 
 class TestWithABaseline:
@@ -650,3 +671,12 @@ def test_work_that_one_side_has_moved_to_threads_is_told(database, ended, record
     sheet = compare_sides(database, ended(IN_TURNS, units=units, measurements=rows_))
     told = "in the candidate alone threads computed beside the steps"
     assert (told in str(about(sheet, "sentence"))) == (len(beside) == 1)
+
+
+def test_of_more_jobs_than_verdicts_are_read_none_computes_alone(database, ended, record, monkeypatch) -> None:
+    for module in (measurements, comparing):
+        monkeypatch.setattr(module, "MAX_DOUBTFUL", 2)
+    verdict = {"verdict": "valid", "checks": [{"name": "threads", "ok": False}]}
+    units = [UnitRecord(0, "", "succeeded", validity=verdict)]
+    jobs = [ended(units=units, measurements=[record("step_ms")]) for _ in range(3)]
+    assert "threads" not in str(about(compare(database, jobs[:2], jobs[2]), "sentence"))

@@ -36,6 +36,25 @@ def test_a_measured_number_is_never_zero(rng: random.Random) -> None:
         assert all(float(text.split(" ")[0]) for text in texts(*noisy)), (noisy, texts(*noisy))
 
 
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (Cell(1.1849, None, None, "ok"), "1.18×"),
+        (Cell(0.0123, None, None, "ok"), "0.012×"),
+        (Cell(None, None, None, "no counterpart"), "no counterpart"),
+        (Cell(None, None, None, None), "–"),
+    ],
+)
+def test_gains(cell: Cell, text: str) -> None:
+    assert column_texts([cell], Column("step_ms_speedup", "number", "1", role="gain")) == [text]
+
+
+def test_zero_has_no_sign() -> None:
+    assert texts((-0.3, 60.0)) == ["-0.3 ± 60.0"]
+    assert texts((-0.3, 60.0), (-20.0, 80.0)) == ["-0.3 ± 60.0", "-20.0 ± 80.0"]
+    assert texts(-0.0) == ["0"]
+
+
 def test_a_median_of_few_has_its_range() -> None:
     column = Column("x", "number", "ms", role="metric")
     few = Cell(284.25, None, 4, "ok", least=15.5, greatest=635.0)

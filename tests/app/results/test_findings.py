@@ -1,5 +1,6 @@
 """Findings of comparisons, their sentences, and the gate."""
 
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.results import findings
-from app.results.findings import MOST_PROCESSES, Judgement, Row, conclude, judge
+from app.results.findings import MOST_PROCESSES, Judgement, Row, conclude, judge, percent
 from app.results.sheet import Cell
 from tests.builders import STEADY
 
@@ -82,6 +83,19 @@ def test_noise_is_inconclusive_and_says_what_it_takes() -> None:
     assert whole.sentence.endswith(f"; 8 processes each; {needed} processes each would find 5 %")
 
 
+@pytest.mark.parametrize("apart", [1, 100], ids=["too many processes", "more than can be computed"])
+def test_a_host_may_be_too_noisy(apart: float) -> None:
+    """It said that 14469 processes each would find 5 %."""
+    wild = [math.exp(apart * value) for value in NOISY]
+    (metric_row,), whole = judged(row(wild, [*wild[4:], *wild[:4]]))
+    assert metric_row.estimate.spread is not None
+    differ = percent(metric_row.estimate.spread)
+    assert whole.sentence.endswith(f"; this host is too noisy to find 5 %: its processes differ by {differ}")
+    assert re.search(r"may be [\d.e+]+(× | % )faster to [\d.e+]+\1slower; ", whole.sentence)[1] == (
+        "× " if apart > 1 else " % "
+    )
+
+
 def test_an_interval_that_excludes_1_is_no_finding_after_the_correction() -> None:
     one, apart = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02, 0.98, 1.0), (1.12, 1.3, 1.01, 1.2, 1.06, 1.25, 1.15, 0.97)
     others = [row(NOISY, times(factor, NOISY[::-1]), case=f"part={factor}") for factor in (1.0, 1.1, 1.2, 1.3)]
@@ -102,6 +116,8 @@ def test_as_many_processes_as_there_are_would_not_help() -> None:
     (metric_row,), whole = judged(row(one, other))
     assert (metric_row.finding, metric_row.replicates_for(5)) == ("inconclusive", 9)
     assert whole.sentence.endswith("; 12 processes each; more processes would narrow the interval")
+    whole = judged(row(one, other), limit=3.0)[1]
+    assert whole.sentence == whole.gate.sentence, "one answer, not a number of processes for 5 % and one for 3 %"
     gate = judged(row(one, other, remedy=lambda number: f"flopwatch rerun 7 replicates={number}"), limit=3.0)[1].gate
     assert re.search(r"rerun 7 replicates=\d+`; judge what .* by `flopwatch compare … --fail-above 3`$", gate.sentence)
     (unequal,), whole = judged(row(one, other[:4]))
@@ -212,6 +228,13 @@ class TestWitnesses:
         _, whole = self.judged(of_witness, times(factor, of_witness[::-1]), own)
         assert whole.gate.outcome == outcome
 
+    def test_the_largest_differences_of_witnesses_are_told(self) -> None:
+        slightly = [1 + 2 * (value - 1) for value in STEADY]
+        _, whole = self.judged(slightly, slightly[::-1])
+        assert whole.sentence.startswith(
+            "step_ms: no difference larger than 0.7 % (by medians 1.4 %); 8 processes each"
+        )
+
     def test_a_faster_candidate_may_be_slower_in_most_of_its_steps(self) -> None:
         _, whole = self.judged(self.WIDE, times(1.1, self.WIDE[::-1]), own=0.97)
         assert (whole.conclusion, whole.gate.outcome) == ("better", "inconclusive")
@@ -261,6 +284,14 @@ class TestManyRows:
         assert [its.is_tested for its in found] == [True, False, True, True]
         assert (whole.headline, whole.conclusion, whole.gate.outcome) == ("copy_ms", "worse", "slower")
         assert "copy_ms, product_ms, 3 cases: candidate is worse in 1 (most in product_ms, bf16" in whole.sentence
+
+    @pytest.mark.parametrize(("samples", "of"), [(10, "; 8 processes each, by the fastest of 10 samples"), (25, "")])
+    def test_a_gate_that_passes_says_by_what_where_all_cases_have_it(self, samples: int, of: str) -> None:
+        """It said "0 process each" where the first case is not in the baseline."""
+        by = [{"statistic": "fastest", "samples": number, "case": f"n={number}"} for number in (10, samples)]
+        passed = [row(NOISY, NOISY, **by[0]), row(STEADY, STEADY, **by[1])]
+        _, whole = judged(row((), STEADY, case="new"), *passed, limit=900.0)
+        assert whole.gate.sentence == f"passed: not worse by more than 900 %; step_ms{of}"
 
     def test_only_the_headline_is_tested_and_others_are_described(self) -> None:
         """As a comparison on a GPU had it: 528 tokens against 512, and p corrected to 1 for 14 metrics."""

@@ -19,6 +19,19 @@ def test_several_reasons_are_numbered() -> None:
     ]
 
 
+def test_partial_rows_say_how_their_jobs_ended() -> None:
+    footnotes = Footnotes()
+    for job in (3, 7):
+        footnotes.count_partial(job, "timeout")
+    footnotes.count_partial(9, "cancelled")
+    footnotes.count("suspect", [VARIES])
+    assert footnotes.mark("valid", [], partial=True) == "*"
+    assert footnotes.mark("suspect", [VARIES], partial=True) == "†*"
+    assert footnotes.notes()[-1] == (
+        "* partial: measured before the job ended without success: timeout (jobs 3, 7); cancelled (job 9)."
+    )
+
+
 def test_doubts_of_one_case() -> None:
     checks = [
         {"name": "variation", "ok": False, "detail": "a", "severity": "suspect", "case": "first", "case_key": "1"},

@@ -56,6 +56,14 @@ def test_devices_have_their_own_points(database: Database, measure: Measure) -> 
         of(database, device="1x TPU")
 
 
+def test_points_tell_their_hosts(database: Database, measure: Measure) -> None:
+    for host in ("b", "a"):
+        measure(("step_ms", {"case_key": KEY}), finish=Finish("succeeded", environment={"host": {"hostname": host}}))
+    measure(("step_ms", {"case_key": KEY}))
+    history = of(database)
+    assert ([point.host for point in history.points], history.hosts) == (["b", "a", None], ["a", "b"])
+
+
 def test_processes_are_one_point_and_failures_an_outcome(database: Database, measure: Measure) -> None:
     rows = [("step_ms", {"case_key": KEY, "unit_index": unit, "median": 1.0 + unit}) for unit in range(3)]
     measure(*rows, spec={"replicates": 3})

@@ -127,6 +127,14 @@ def test_what_is_not_listed_and_rounding_are_rows_of_their_own(database: Databas
     assert sum("lists only its largest allocations" in note for note in notes) == 2
 
 
+def test_a_matched_row_with_other_code_is_named_by_both(database: Database, memory: Callable[..., int]) -> None:
+    def loaded(text: str, mib: float) -> Row:
+        return ("backward", None, "parameter", "m.py:1 make", f"{text} \N{LEFTWARDS ARROW} build()", mib)
+
+    _, rows, _ = compared(database, memory(loaded("w = old()", 3.0)), memory(loaded("w = new()", 5.0)))
+    assert changes(rows, "allocations", "backward") == {"w = old() → w = new()": 2}
+
+
 def test_rounding_is_compared_where_it_is_known_of_both_sides(database: Database, memory: Callable[..., int]) -> None:
     """The backward phase is the same, but the peak of one side alone."""
     one = memory(SCORES, peak=430.0)
@@ -171,6 +179,12 @@ def test_a_lost_peak_of_making_the_model_is_left_out(database: Database, memory:
     assert {row["phase"] for row in rows} == {"backward"}
     lost = memory(SCORES, more={"forward": {"parameter": None}})
     assert "By the snapshots" not in compared(database, lost, jobs[1])[0]
+
+
+def test_a_limit_says_what_it_leaves_out(database: Database, memory: Callable[..., int]) -> None:
+    _, rows, notes = compared(database, memory(SCORES, WEIGHT, COPY), memory((*WEIGHT[:-1], 1.0)), limit=2)
+    assert list(changes(rows, "allocations", "backward").values()) == [-400, -99]
+    assert "Shown are the 2 allocations that changed most of 3 of backward." in notes
 
 
 def test_a_ratio_lies_within_its_interval() -> None:

@@ -296,6 +296,17 @@ def test_several_kinds_must_be_named(database: Database, measure: Measure) -> No
     assert table(database, kind="attention").column("implementation") == ["eager"]
 
 
+def test_a_note_tells_samples_of_processes_from_those_of_one(database: Database, measure: Measure) -> None:
+    spec = {"kind": "diagnosis", "step": {"kind": "benchmark"}}
+    measure(("answer_step_ms", {"n": 16}), ("step_ms", {"n": 91}), spec=spec)
+    assert table(database, columns=["answer_step_ms"]).notes[0].startswith("Cells: median of the processes ±")
+    assert (
+        table(database, columns=["answer_step_ms", "step_ms"])
+        .notes[0]
+        .startswith("Cells: median of the samples of one process ±")
+    )
+
+
 def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Measure) -> None:
     why = {"outcome": "unknown", "reason": "no peak is known", "validity": "suspect"}
     job_id = measure(
@@ -311,5 +322,6 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     local = local_table(BenchmarkSpec(), wire)
     assert local.rows == [row[:-1] for row in table(database).rows], "all but the job"
     assert local.missing == table(database).missing
+    assert "of 2 processes the median" in table(database).notes[0]
     assert "2 repetitions in one process, which are no independent samples," in local.notes[0]
     assert local.notes[1:] == table(database).notes[1:]

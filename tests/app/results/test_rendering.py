@@ -231,3 +231,12 @@ def test_booleans_in_csv_are_those_of_json() -> None:
 )
 def test_digits(mean: float | None, std: float | None, n: int, text: str) -> None:
     assert cell_text(Cell(mean, std, n, "ok")) == text
+
+
+def test_pure_numbers_show_their_decimals() -> None:
+    column = Column("sum", "number", "1", role="metric")
+    sums = [[Cell(value, None, 1, "ok")] for value in (10.000133514, 9.953125, 10.002136, 0.000134, 10.0)]
+    assert [row[0] for row in markdown(Sheet([column], sums))[2:]] == ["10.0001", "9.9531", "10.0021", "0.000134", "10"]
+    reported = Sheet([Column("sum", "number", "1")], [[10.000133514]])
+    assert markdown(reported)[0] == ["sum"]
+    assert markdown(reported)[2] == ["10.0001"]

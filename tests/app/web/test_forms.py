@@ -161,6 +161,13 @@ def test_a_wrong_value_is_reported_at_its_field(site: Any, text: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def test_the_preview_names_fields_without_effect(site: Any) -> None:
+    fields = {"kind": "benchmark", "spec.checkpoint_layers": "1", "spec.activation_checkpointing": ["false"]}
+    assert "Without effect here: checkpoint_layers." in site.http.get("/ui/new/preview", params=fields).text
+    fields["spec.activation_checkpointing"] = ["false", "true"]
+    assert "Without effect" not in site.http.get("/ui/new/preview", params=fields).text, "it has one in a job"
+
+
 def test_a_job_carries_its_fields_without_effect(site: Any) -> None:
     spec = {"kind": "benchmark", "model": {"size": "tiny"}, "checkpoint_layers": 1}
     made = site.http.post("/jobs", json={"spec": spec}).json()

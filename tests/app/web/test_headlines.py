@@ -21,6 +21,8 @@ def test_cases_without_a_value_are_counted_beside_the_others() -> None:
 
 
 def test_values_that_are_not_all_are_called_the_first() -> None:
+    two = cells(("a", "ok", 1.0), ("b", "ok", 2.0), is_cut=True)
+    assert headline_of("memory", two) == ("peak_memory_mib", "1 – 2 MiB, first 2 cases")
     assert headline_of("memory", cells(("a", "oom", None), is_cut=True)) == ("", "oom in the first cases")
     some = cells(("a", "oom", None), ("a", "ok", 1.0), is_cut=True)
     assert headline_of("memory", some) == ("peak_memory_mib", "1 MiB, first processes, 1 oom")

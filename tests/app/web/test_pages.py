@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.specs import KINDS
 from app.store.reading import measurements
 from app.store.records import UnitRecord
 from flopwatch.table_options import FORMATS
@@ -76,6 +77,15 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     for word in ("1,235", "oom", "out of memory", "2.13", "note host_bound: by far"):
         assert word in words
     assert 'id="doubt">drift: 9 %' in site.http.get(path).text, "the first doubt, under the title"
+
+
+@pytest.mark.parametrize("finding", ["growth", ""])
+def test_what_a_kind_looks_for_stands_under_the_title(site: Any, monkeypatch: pytest.MonkeyPatch, finding: str) -> None:
+    monkeypatch.setattr(KINDS["benchmark"], "finding", finding)
+    leaks = {"name": "growth", "ok": False, "severity": "note", "detail": "memory grows by 1 MiB a step"}
+    job = site.run(validity={"verdict": "valid", "checks": [NOTE, leaks]})
+    said = 'id="finding"><strong>memory grows by 1 MiB a step' in site.http.get(f"/ui/jobs/{job}").text
+    assert said == bool(finding)
 
 
 def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured: Any, reported: Any) -> None:

@@ -57,6 +57,17 @@ def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any, monkeypatch: pytest.Monk
     assert figure["data"][0]["line"]["color"] == "#1d5fa8"
 
 
+def test_a_caption_tells_what_error_bars_are(swept: Any, site: Any, measured: Callable[..., Any]) -> None:
+    chart = "/sweeps/1/plots/chart?metric="
+    assert "Error bars" not in get(swept, f"{chart}forward_ms").json()["caption"]
+    site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"context_length": [16, 32]}})
+    for length in (16, 32):
+        found = replace(measured("step_ms", 2.0, context_length=length), n=10, median_low=1.0, median_high=3.0)
+        site.worker.finish(site.worker.claim(), measurements=[found])
+    caption = get(site, "/sweeps/2/plots/chart").json()["caption"]
+    assert "Error bars: the 95 % interval" in caption
+
+
 def test_a_caption_tells_the_latest_jobs_and_their_states(fresh_site: Any, measured: Callable[..., Any]) -> None:
     http, worker = fresh_site.http, fresh_site.worker
     worker.register()

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
-from app.web.pages.plots import PlotsQuery, figures
-from app.web.plots.chart import draw_chart
+from app.web.pages.plots import PlotsQuery, figures, first_metric
+from app.web.plots.chart import MAX_SERIES, draw_chart
 from app.web.plots.drawing import EMPTY, OUTCOMES
 from app.web.plots.heat_map import draw_heat_map
 from app.web.plots.points import Axes, Point, axes_of, points_of, varying
+from app.web.plots.ratios import Ratio, draw_ratios
 
 
 def sheet(rows: Sequence[Sequence[Any]]) -> Sheet:
@@ -141,6 +142,13 @@ def test_doubtful_points_are_open() -> None:
     assert trace["customdata"][1][0].endswith("suspect")
 
 
+def test_left_out_series_are_reported() -> None:
+    points = [Point({"x": x, "series": f"s{at}"}, 1.0) for at in range(30) for x in (1, 2, 3)]
+    figure = draw_chart(points, axes_of(points), "m", None)
+    assert len(figure["data"]) == MAX_SERIES
+    assert "of 30 series" in figure["note"]
+
+
 def test_markup_in_names_is_text() -> None:
     points = [Point({"x": x, "name": name}, 1.0) for name in ("<b>a</b>", "b") for x in (1, 2)]
     figure = draw_chart(points, Axes("x", ("name",)), "m", None)
@@ -156,6 +164,13 @@ def test_heat_map_with_outcomes_in_their_own_colours() -> None:
     assert (values["z"][0], values["text"][0]) == ([64, 128, 256, None], ["64", "128", "256", ""])
     assert cells["oom"]["z"] == [[None, None, None, 1], [None] * 4]
     assert (cells["oom"]["colorscale"][0][1], cells["wrong"]["z"][1][0]) == (OUTCOMES["oom"], 1)
+
+
+def test_a_heat_map_says_how_many_cases_it_hides() -> None:
+    points = [*grid(), *grid()[:2]]
+    figure = draw_heat_map(points, "sequence_length", "implementation", "forward_ms", "ms")
+    assert figure["note"] == "Not drawn: 2 of 10 cases, whose place a later one has"
+    assert draw_heat_map(grid(), "sequence_length", "implementation", "forward_ms", "ms")["note"] == ""
 
 
 def test_figures_have_their_numbers_as_a_table() -> None:
@@ -182,6 +197,24 @@ def test_a_field_that_follows_from_another_is_no_axis() -> None:
     assert list(varying(two)) == ["strategy", "bucket_size_mb", "batch_size"], "it varies by itself"
     both = [Point({"compile": flag, "compile_scope": scope}, 1.0) for flag, scope in ((True, "blocks"), (False, None))]
     assert list(varying(both)) == ["compile"]
+
+
+def test_the_better_side_of_ratios_is_named() -> None:
+    times = [Ratio("a", 0.5, 0.4, 0.6, "better", "less"), Ratio("b", 2.0, None, None, "worse", "less")]
+    assert draw_ratios(times)["layout"]["xaxis"]["title"]["text"].endswith("left of 1 is better")
+    mixed = draw_ratios([*times, Ratio("c", 1.1, 1.0, 1.2, "better", "more")])
+    assert mixed["layout"]["yaxis"]["categoryarray"] == ["c →", "b ←", "a ←"]
+
+
+def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
+    measured = ["exposed_communication_ms", "peak_memory_mib", "step_ms"]
+    on_paper = {"base": {"kind": "estimate"}, "fit": {"axis": "batch_size"}}
+    assert first_metric(on_paper, ["total_gib", "step_peak_gib"]) == "step_peak_gib"
+    first = [
+        first_metric({"base": {"kind": kind}, "fit": fit}, measured)
+        for kind, fit in (("ddp", None), ("benchmark", None), ("benchmark", {"axis": "batch_size"}))
+    ]
+    assert first == ["step_ms", "step_ms", "peak_memory_mib"]
 
 
 def test_filters_that_no_case_meets_together_leave_the_panel() -> None:

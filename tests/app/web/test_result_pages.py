@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,7 +11,7 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store.reading import members
-from app.web.pages.compare import MAX_JOBS
+from app.web.pages.compare import MAX_JOBS, distributions
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
 from tests.app.web.test_standalone import figures
@@ -162,6 +163,22 @@ class TestCompare:
         assert "<code>flopwatch rerun 1 replicates=8 &amp;&amp; " in filled.http.get("/ui/compare?job=1&job=4").text
         assert "/compare?baseline=1&candidate=4&format=latex" in found.references
 
+    def test_the_corrected_p_stands_beside_the_interval(self, filled: Any, measured: Any) -> None:
+        jobs = []
+        for factor in (1.0, 2.0):
+            rows = [
+                measured(metric, factor * (1 + unit / 100), unit_index=unit, model="tiny", context_length=16)
+                for metric in ("step_ms", "forward_ms")
+                for unit in range(4)
+            ]
+            jobs.append(filled.run(spec={"context_length": 16}, measurements=rows))
+        text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
+        # Of four processes a side that do not overlap p is 2/70. Only the headline is tested.
+        assert re.findall(r">p = ([^<]*)<", text) == ["0.0286"]
+        assert "finding-worse" in text
+        assert "finding-differs" in text
+        assert "only where the interval excludes 1 and p, corrected for all cases, is at most 0.05" in text
+
     def test_a_comparison_in_turns_takes_the_specs_of_two_jobs(self, filled: Any) -> None:
         assert 'formaction="/ui/new/compare"' in filled.http.get("/ui/compare").text
         assert 'action="/ui/new/compare"' in filled.http.get("/ui/new?kind=compare").text
@@ -231,3 +248,20 @@ def test_workers_show_what_their_devices_do(fresh_site: Any) -> None:
     found = " ".join(page(fresh_site, "/ui/workers").text.split())
     for text in ("gpu-host", "Test GPU", "97 %", "40.0 of 80.0 GiB", "63 °C", "1755 MHz", "software power cap"):
         assert text in found, text
+
+
+def test_a_plot_of_processes_says_what_each_counts_as_where_all_count_alike() -> None:
+    judged = {
+        "metric": "step_ms",
+        "unit": "ms",
+        "statistic": "fastest",
+        "baseline": [1.0, 2.0],
+        "candidate": [1.0, 2.0],
+    }
+    rows = [SimpleNamespace(place={"n": n}, judged=SimpleNamespace(**judged, samples=n)) for n in (10, 25)]
+    drawn = []
+    for shown in (rows[:1], rows):
+        comparison = SimpleNamespace(tables=None, distributions=lambda shown=shown: shown)
+        found: Any = distributions([{"comparison": comparison, "sides": ("one", "other")}], "step_ms")
+        drawn.append(found["by"])
+    assert drawn == ["its fastest of 10 samples", "its value"]

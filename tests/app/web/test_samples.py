@@ -11,6 +11,14 @@ def row(samples: list[float], unit_index: int = 0, **fields: Any) -> dict[str, A
     return {"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": unit_index, "samples": samples, **fields}
 
 
+def test_milliseconds_are_drawn_before_other_units() -> None:
+    rate = row([5.0, 6.0], metric="tokens_per_s", phase=None, unit="tokens/s")
+    assert [trace["name"] for trace in over_steps([rate, row([1.0, 2.0])], 1)["data"]] == ["step"]
+    figure = over_steps([rate], 1)
+    assert [trace["name"] for trace in figure["data"]] == ["tokens/s"]
+    assert figure["layout"]["yaxis"]["title"]["text"] == "Tokens/s"
+
+
 def test_many_long_lines_have_a_bounded_number_of_points() -> None:
     figure = over_steps([row([1.0, 2.0] * 1000, unit_index) for unit_index in range(100)], 100)
     assert len(figure["data"]) == 100

@@ -22,6 +22,11 @@ def test_the_rest_of_a_step_is_drawn() -> None:
     assert medians([*STEP[:2], row("step_ms", 4.0, "step")]) == {"forward": 2.0, "backward": 3.0}
 
 
+def test_after_the_prompt_the_rest_is_decoding() -> None:
+    rows = [row("prefill_ms", 1.0, "prefill"), row("decode_ms_per_token", 0.5, "decode"), row("step_ms", 5.0, "step")]
+    assert medians(rows) == {"prefill": 1.0, "decoding": 4.0}
+
+
 def test_phases_of_the_users_own_code_are_drawn_after_ours() -> None:
     rows = [row("data_ms", 0.5, "data"), row("rest_ms", 0.5, "rest"), *STEP, row("first_step_ms", 9.0, "first_step")]
     assert medians(rows) == {"forward": 2.0, "backward": 3.0, "data": 0.5, "rest of the step": 0.5}

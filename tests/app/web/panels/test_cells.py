@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.results.sheet import Cell, Column, Sheet
+from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.panels import JobResults
 from app.web.panels.cells import Lines, charts, panels
 
@@ -61,3 +61,26 @@ def test_lines_per_implementation_charts_per_mask() -> None:
         ("cpu_flash", [64, 128], [128, 256]),
     ]
     assert figure["layout"]["xaxis"]["title"]["text"] == "Sequence length (tokens)"
+
+
+def test_implementations_at_one_length_are_bars() -> None:
+    """Their points would stand above each other."""
+    rows = [["eager", True, None, 64, ok(1.0)], ["cpu_flash", True, None, 64, ok(2.0)]]
+    (panel,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass")
+    figure = panel.draw()
+    assert [(trace["type"], trace["x"], trace["y"]) for trace in figure["data"]] == [
+        ("bar", ["eager", "cpu_flash"], [1.0, 2.0])
+    ]
+    assert figure["layout"]["xaxis"]["title"]["text"] == "Implementation"
+
+
+def test_cells_without_a_number_are_marked() -> None:
+    rows = [["eager", True, None, 64, ok(1.0)], ["eager", True, None, 128, Cell(None, None, None, "oom")]]
+    (panel,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass")
+    assert [trace["name"] for trace in panel.draw()["data"]] == ["eager", "oom"]
+
+
+def test_a_metric_without_values_has_no_chart() -> None:
+    rows = [["eager", True, None, 64, Cell(None, None, None, "oom")], ["eager", True, None, 128, NOT_MEASURED]]
+    assert charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass") == []
+    assert charts(Known(sheet(rows)), LINES, "tflops", "Rate") == []

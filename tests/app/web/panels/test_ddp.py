@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.results.sheet import Cell, Column, Sheet
-from app.web.panels.ddp import draw_exposed, draw_timeline, parts_of_steps
+from app.web.panels.ddp import draw_exposed, draw_timeline, parts_of_steps, tied
 
 
 def span(rank: int, stream: str, begin: float, end: float) -> dict[str, Any]:
@@ -60,3 +60,12 @@ def test_a_bar_for_each_strategy_with_its_exposed_share() -> None:
     assert list(parts_of_steps(wrong)) == ["flat: wrong"]
     figure = draw_exposed(found)
     assert [row[-1] for row in figure["table"]["rows"]] == [pytest.approx(40.0), 0.0, pytest.approx(100 / 3)]
+
+
+def test_strategies_whose_steps_overlap_have_no_fastest() -> None:
+    found = sheet(("naive", 10.0, 4.0), ("fsdp", 8.0, 1.0), ("flat", 8.2, 1.0))
+    assert tied(found) == "", "single values, which differ"
+    for (_, step, *_), (low, high) in zip(found.rows, ((9.0, 11.0), (7.8, 8.3), (8.1, 8.4)), strict=True):
+        step.low, step.high = low, high
+    assert tied(found) == "The step of flat cannot be told from the shortest, fsdp: the intervals overlap"
+    assert draw_exposed(parts_of_steps(found), tied(found))["note"] == tied(found)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.web.panels.diagnosis import draw_waterfall, ratios
+from app.web.panels.diagnosis import again, draw_waterfall, ratios
 
 
 def cause(rank: int, kind: str, lost_ms: float, bound_ms: float | None = None, where: str | None = None) -> Any:
@@ -39,6 +39,21 @@ def test_the_step_falls_by_its_causes_to_the_floor_and_the_models_own_work_stand
     assert looks["measured without it"] != looks["at most"] != looks["unexplained"]
 
 
+def test_causes_that_overlap_end_at_nothing() -> None:
+    figure = draw_waterfall([cause(1, "host", 80.0, 10.0), cause(2, "input", 20.0), cause(3, "kernels", 5.0, 120.0)])
+    assert [row[2:4] for row in figure["table"]["rows"]] == [[0, 100], [10, 90], [2, 8], [0, 2], [0, 2]]
+    assert figure["note"].startswith("What only the profile saw is drawn at 40 %")
+    assert draw_waterfall([cause(1, "host", 60.0, 30.0), cause(2, "input", 20.0)])["note"] == ""
+
+
+def test_a_loader_in_two_places_is_drawn_once() -> None:
+    """Tables of earlier versions have the bound of the whole loader beside the first one."""
+    causes = [cause(1, "input", 27.8, 58.1), cause(2, "input", 18.5), cause(3, "kernels", 40.0)]
+    rows = draw_waterfall(causes)["table"]["rows"]
+    assert [row[2:4] for row in rows[1:4]] == [[58.1, pytest.approx(41.9)], [0.0, 58.1], [pytest.approx(18.1), 40.0]]
+    assert [row[0] for row in rows[1:4]] == ["1 input", "floor", "3 kernels"]
+
+
 @pytest.mark.parametrize("note", ["line 8: 640 times a step; small operators", "the others wait for it"])
 def test_a_loop_over_small_operators_is_no_part_of_the_floor_nor_what_a_late_rank_does_longer(note: str) -> None:
     loop = cause(1, "kernels", 80.0, where=f"train.py:8 penalty ({note})")
@@ -62,3 +77,14 @@ def test_changes_are_points_around_1_the_fastest_first_and_bounds_are_marked() -
         ("loader_workers", "better", 0.7),
         ("threads", "no_difference", 0.99),
     ]
+
+
+@pytest.mark.parametrize(
+    ("row", "command"),
+    [
+        (change("tf32", "better", 0.9), "flopwatch why 7 --change tf32"),
+        (change("together", "better", 0.9, "tf32 + threads"), "flopwatch why 7 --change tf32 --change threads"),
+    ],
+)
+def test_a_change_is_measured_again_by_a_command(row: dict[str, Any], command: str) -> None:
+    assert again(7, row) == command

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.web.panels.memory import CATEGORIES, draw_timeline, entry_text
+from app.web.panels.memory import CATEGORIES, draw_peaks, draw_timeline, entry_text, snapshots
 
 
 def point(entry: int, phase: str = "forward", **usage: Any) -> dict[str, Any]:
@@ -33,3 +33,18 @@ def test_categories_are_stacked_below_the_total() -> None:
 
 def test_lines_of_code_are_no_markup() -> None:
     assert "&lt;module&gt;" in entry_text(point(1, change_mib=1.0, category="input", stack="a.py:1 <module>"))
+
+
+def test_bars_of_peaks_leave_out_what_was_lost() -> None:
+    tables = {
+        "forward": [{"category": "parameter", "peak_mib": 2.0}, {"category": "input", "peak_mib": 0.0}],
+        "backward": [{"category": "parameter", "peak_mib": None}, {"category": "input", "peak_mib": None}],
+    }
+    figure = draw_peaks(tables)
+    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("parameter", [2.0, None])]
+
+
+def test_snapshots_whose_files_are_gone_are_not_offered() -> None:
+    rows = [{"snapshot": "snapshot-forward.pickle"}, {"snapshot": "snapshot-oom.pickle"}]
+    files = {"snapshot-forward.pickle": {"url": "/x"}}
+    assert snapshots(rows, files) == [{"snapshot": "snapshot-forward.pickle", "file": {"url": "/x"}}]

@@ -1,10 +1,19 @@
 """What the panels of a profile draw, from rows as its tables have them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from app.web.panels.profile import draw_lines, draw_roofline, draw_waits, phase_times
+from app.web.panels.profile import (
+    draw_classes,
+    draw_lines,
+    draw_roofline,
+    draw_waits,
+    panels,
+    phase_times,
+    roofline_text,
+)
 
 
 def classes(**scopes: dict[str, float]) -> list[dict[str, Any]]:
@@ -52,6 +61,24 @@ def test_phases_of_other_modes(scopes: dict[str, dict[str, float]], phases: list
     assert found == {phase: scopes[phase] for phase in phases}
 
 
+def test_without_any_ceiling_there_are_the_reasons_and_no_plot() -> None:
+    rows = {"products": [product()], "ceilings": ceilings(None, None, None)}
+    results: Any = SimpleNamespace(has=rows.__contains__, rows=rows.get, tables=rows, artifacts={})
+    (panel,) = panels(results)
+    assert panel.draw is None
+    assert panel.text.startswith("Not known of this device: products: none is on record")
+    rows["ceilings"] = ceilings(None, None)
+    (panel,) = panels(results)
+    assert panel.draw is not None
+
+
+def test_bars_of_classes_have_shares_and_numbers() -> None:
+    figure = draw_classes(classes(forward={"matmul": 3.0, "copy": 1.0, "softmax": 0.0}))
+    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("matmul", [3.0]), ("copy", [1.0])]
+    assert figure["data"][0]["customdata"] == [", 75.0 %"]
+    assert figure["table"]["rows"] == [["forward", 3.0, 1.0]]
+
+
 def test_the_roofline_bends_where_both_limits_meet() -> None:
     figure = draw_roofline([product(), product(phase="backward", total_ms=1.0)], [], ceilings())
     *points, measured, peak = figure["data"]
@@ -65,6 +92,26 @@ def test_the_roofline_bends_where_both_limits_meet() -> None:
     assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
 
 
+@pytest.mark.parametrize(
+    ("known", "lines"),
+    [({"copy": None}, 2), ({"compute": None}, 2), ({"peak": None}, 1), (dict.fromkeys(("compute", "copy", "peak")), 0)],
+)
+def test_unknown_limits_are_named(known: dict[str, None], lines: int) -> None:
+    rows = ceilings(**known)
+    assert len(draw_roofline([product()], [], rows)["data"]) == 1 + lines
+    assert roofline_text(rows).count("none is on record") == len(known)
+    assert "Not known of this device" not in roofline_text(ceilings())
+
+
+def test_operators_of_unknown_cost_have_no_point() -> None:
+    part = {**product(), "part": "scores"}
+    unknown = {**part, "tflops": None, "intensity": None}
+    figure = draw_roofline([], [part, unknown], [])
+    assert [trace["name"] for trace in figure["data"]] == ["attention, forward"]
+    assert len(figure["table"]["rows"]) == 1
+    assert draw_roofline([], [unknown], ceilings())["data"] == []
+
+
 def test_names_of_a_worker_are_no_markup() -> None:
     assert "&lt;b&gt;mm" in draw_roofline([product(operator="<b>mm</b>")], [], [])["data"][0]["customdata"][0]
 
@@ -73,6 +120,17 @@ def test_phases_of_ones_own_step_are_shown_as_they_are() -> None:
     """Unlike our model's, its scopes do not include the phases before them."""
     rows = classes(forward={"matmul": 2.0}, backward={"matmul": 3.0}, optimizer={"other": 1.0}, step={"matmul": 5.0})
     assert phase_times(rows) == {"forward": {"matmul": 2.0}, "backward": {"matmul": 3.0}, "optimizer": {"other": 1.0}}
+
+
+def test_points_above_the_roof_say_that_it_is_too_low() -> None:
+    rows = ceilings()
+    assert "above" not in roofline_text(rows)
+    rows[1]["source"] = "measured at noon; too low, since work reached 324 % of it"
+    assert roofline_text(rows).endswith(
+        "Points above a roof say that it is too low. copies: measured at noon; too low, since work reached 324 % of it."
+    )
+    figure = draw_roofline([product(limit_percent=324.0)], [], ceilings())
+    assert "324 % of its limit, memory-bound, so the roof is too low" in figure["data"][0]["customdata"][0]
 
 
 def test_lines_are_bars_of_python_and_the_rest() -> None:
