@@ -236,7 +236,8 @@ class OwnStep:
         """The trainable parameters, without the running averages of others, which an AveragedModel leaves trainable."""
         averages = [one for one in self.model.modules() if isinstance(one, AveragedModel)]
         of_averages = {id(one) for average in averages for one in average.parameters()}
-        return [one for one in self.parameters if one.requires_grad and id(one) not in of_averages]
+        known = [one for one in self.parameters if one.requires_grad]
+        return [one for one in known if id(one) not in of_averages] or known
 
     @property
     def may_train(self) -> bool:

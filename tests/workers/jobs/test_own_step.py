@@ -115,6 +115,11 @@ def make_divided_step(device):
     return step
 
 
+def make_averages_step(device):
+    average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(8, 8))
+    return lambda: average(torch.randn(2, 8))
+
+
 def make_losing_step(device, lost="", optimizer="AdamW"):
     model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
     average = torch.optim.swa_utils.AveragedModel(model)  # has as many parameters, which nothing trains
@@ -323,8 +328,9 @@ def test_a_phase_of_some_steps_has_no_time_and_parameters_may_be_those_of_all_op
     assert medians(report).get("parameters") == (None if kind == "profile" else 8 * 4 + 4)
 
 
-def test_what_optimizers_have_copies_of_is_a_parameter(run: Run) -> None:
-    assert medians(run("benchmark", "make_divided_step"))["parameters"] == 8 * 8 + 8
+@pytest.mark.parametrize("make", ["make_divided_step", "make_averages_step"])
+def test_what_optimizers_have_copies_of_is_a_parameter_and_an_average_alone(run: Run, make: str) -> None:
+    assert medians(run("benchmark", make))["parameters"] == 8 * 8 + 8
 
 
 def test_a_step_that_runs_no_operators_has_a_profile(run: Run) -> None:
