@@ -213,9 +213,11 @@ class TestSubmitting:
         assert repr(flopwatch) == f"Flopwatch('{flopwatch.url}')"
 
     def test_a_rerun_has_the_options_of_the_job_but_its_key(self, flopwatch: Flopwatch) -> None:
-        job = flopwatch.submit(TINY, timeout_s="none", max_attempts=4, unique_key="client key")
+        named: Any = {"name": "n", "labels": {"a": "b"}, "priority": 3}
+        job = flopwatch.submit(TINY, **named, timeout_s="none", max_attempts=4, unique_key="client key")
         again = flopwatch.rerun(job, seed=7)
         assert (again["timeout_s"], again["max_attempts"], again["unique_key"]) == (None, 4, None)
+        assert {name: again[name] for name in named} == named
         assert {**again["spec"], "seed": 0} == job["spec"]
         with pytest.raises(ClientError, match="seed is no object"):
             flopwatch.rerun(job, {"seed.x": 1})

@@ -104,10 +104,14 @@ def test_a_list_field_can_be_null(text: str) -> None:
     assert (base["br"], grid["phases"]) == (None, [None, ["forward"]])
 
 
-@pytest.mark.parametrize("argument", ["attention=mine.py", "implementations=[mine.py:fast]"])
+@pytest.mark.parametrize(
+    "argument", ["attention=mine.py", "implementations=[mine.py:fast]", "candidate.attention=a.py:f"]
+)
 def test_a_file_in_place_of_a_name_is_told_its_option(argument: str) -> None:
     with pytest.raises(typer.BadParameter, match="goes in by --implementation"):
         arguments.parse_spec("benchmark", [argument])
+    with pytest.raises(typer.BadParameter, match="goes in by --model"):
+        arguments.parse_spec("benchmark", ["model=mine.py"])
 
 
 @pytest.mark.parametrize("argument", ["model.size=", "model.size=[]"])

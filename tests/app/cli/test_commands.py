@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.specs import KINDS
+from app.states import FIRST_IN_QUEUE
 from app.store.records import UnitRecord
 from flopwatch import address
 from flopwatch.connection import Event, parse_stream
@@ -63,6 +64,8 @@ def test_fields_that_change_nothing_are_noted(site: Any, flopwatch: Any, tmp_pat
         ["attention_layer.num_heads has no effect here (see `flopwatch specs estimate`)"],
         ["batch_size has no effect here (a step of your own takes arguments.NAME=VALUE)"],
     ]
+    brief = flopwatch("show", both.stdout.split()[1], "--format", "brief").stdout
+    assert 'unused: ["compile_scope", "checkpoint_layers"]' in brief
     assert "unused:   compile_scope, checkpoint_layers" in flopwatch("show", both.stdout.split()[1]).stdout
 
 
@@ -118,6 +121,7 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
             "counts": {"valid": 1, "suspect": 1},
             "checks": [
                 {"name": "steady", "ok": True, "detail": "too slow", "severity": "not_judged"},
+                {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"},
                 *[{"name": "growth", "ok": True, "detail": "no memory grows", "severity": "note"}] * 2,
                 {**DRIFT, "unit": "replicate 1"},
             ],
@@ -126,7 +130,7 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     shown = ended(flopwatch("show", str(job_id)))
     assert (
         "validity: suspect (1 valid, 1 suspect)\n    replicate 1: drift: 9 %\n    not judged: steady\n"
-        "    passed: growth: no memory grows\n"
+        "    note: host_bound: by far\n    passed: growth: no memory grows\n"
     ) in shown
     assert re.search(r"^1 +replicate 1 +succeeded +suspect$", shown, re.MULTILINE), shown
     command = f"flopwatch table --job {job_id} --name 'kernels forward'"
@@ -415,6 +419,21 @@ def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: A
     assert f"place:    {first} in the queue" in ended(flopwatch("show", str(waiting[1])))
 
 
+def test_the_first_job_waits_for_free_devices(fresh_site: Any, flopwatch: Any) -> None:
+    first, second = (fresh_site.submit()["id"] for _ in range(2))
+
+    def shown(job_id: int) -> str:
+        return ended(flopwatch("show", str(job_id), FLOPWATCH_URL=fresh_site.url))
+
+    assert "waiting:  no worker is connected" in shown(first), "the reason that is known"
+    fresh_site.worker.register()
+    assert f"\n  waiting:  {FIRST_IN_QUEUE}\n" in shown(first)
+    assert FIRST_IN_QUEUE in fresh_site.http.get(f"/ui/jobs/{first}").text
+    assert "waiting:" not in shown(second)
+    fresh_site.worker.claim_job(first)
+    assert "waiting:" not in shown(first)
+
+
 def test_a_spec_from_a_file_and_fields(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     file = tmp_path / "spec.json"
     file.write_text('{"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 8}')
@@ -492,6 +511,15 @@ def test_options_choose_the_server(site: Any, flopwatch: Any, tmp_path: Path) ->
     for arguments in (("jobs", "--data-dir", str(left)), ("--data-dir", str(left), "jobs")):
         ended(flopwatch(*arguments, **nowhere))
     assert "--url" not in ended(flopwatch("jobs", **nowhere), 1).replace("FLOPWATCH_URL, or --url", "")
+
+
+def test_an_unknown_setting_is_named(site: Any, flopwatch: Any) -> None:
+    specs = flopwatch("specs", FLOPWATCH_DATADIR="/tmp", FLOPWATCH_ZEBRA="1", flopwatch_port="80")
+    assert specs.returncode == 0
+    assert specs.stderr.splitlines() == [
+        "warning: FLOPWATCH_DATADIR is no setting, and nothing reads it: did you mean FLOPWATCH_DATA_DIR?",
+        "warning: FLOPWATCH_ZEBRA is no setting, and nothing reads it",
+    ]
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -573,6 +601,12 @@ def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) 
     assert waiting.wait(20) == 130
     assert f"flopwatch cancel {job_id}" in waiting.stderr.read()
     assert site.job(job_id)["state"] == "queued"
+
+
+def test_a_job_without_files_says_so(site: Any, flopwatch: Any) -> None:
+    job_id = site.submit()["id"]
+    done = flopwatch("download", str(job_id))
+    assert (ended(done), done.stderr) == ("", f"job {job_id} has no files so far: it is queued\n")
 
 
 def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def test_the_exit_code_tells_the_gates_answer(flopwatch: Any, run: Any) -> None:
         told = flopwatch("compare", one, slower, "--fail-above", "5%", "--format", format_)
         assert told.returncode == 9
         assert "worse by more than 5 %: step_ms: candidate is 1.20× slower, 95 % CI" in told.stderr
+    told = flopwatch("compare", one, slower, "--fail-above", "30%", "--format", "json")
+    assert (told.returncode, told.stderr.partition(":")[0]) == (0, "passed")
 
 
 def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any) -> None:
@@ -78,6 +80,8 @@ def test_a_wrong_kernel_passes_no_gate(flopwatch: Any, site: Any, measured: Any)
         for command in (("compare", right, candidate), ("check", candidate, "--baseline", "kernels")):
             printed = ended(flopwatch(*command, "--fail-above", "10%"), 8)
             assert "wrong: the candidate's result differs from the reference: forward_backward_ms, seq" in printed
+        told = flopwatch("compare", right, candidate, "--format", "json")
+        assert (told.returncode, told.stderr[:44]) == (8, "wrong: a result of the candidate differs fro")
     assert "a result of the baseline and the candidate" in ended(flopwatch("compare", half_wrong, all_wrong), 8)
     ended(flopwatch("compare", half_wrong, right), 8)
     for command in (("compare", right, all_wrong), ("check", all_wrong, "--baseline", "kernels")):

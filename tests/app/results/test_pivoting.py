@@ -15,6 +15,7 @@ from tests.app.results.conftest import table
 
 Measure = Callable[..., int]
 TIMEOUT = Finish("failed", error=job_problem("timeout", "longer than 1 s"))
+ATTENTION = {"kind": "attention", "sequence_lengths": [128], "implementations": ["eager"]}
 GROUP = {"model": {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2}}
 
 
@@ -101,6 +102,15 @@ class TestColumns:
         measure(("tflops", {"phase": "forward", "median": 7.0}), spec={"context_length": 512})
         sheet = table(database, columns=["forward_tflops", "backward_tflops", "tflops"])
         assert (outcomes(sheet, "forward_tflops"), outcomes(sheet, "tflops")) == (["ok", "ok"], ["ok", None])
+
+    def test_a_rate_says_how_the_backward_pass_counts(self, database: Database, measure: Measure) -> None:
+        measure(("tflops", {"phase": "forward"}), ("tflops", {}), ("forward_ms", {}), spec=ATTENTION)
+
+        def says(*columns: str) -> bool:
+            return any("the backward pass counts as 2" in note for note in table(database, columns=columns).notes)
+
+        assert says("tflops", "forward_ms")
+        assert not says("forward_tflops", "forward_ms"), "of the forward pass all count the same"
 
     def test_phases_that_the_users_code_names_are_columns(self, database: Database, measure: Measure) -> None:
         phases = [(f"{name}_ms", {"phase": name}) for name in ("data", "forward", "loss", "rest", "step", "first_step")]

@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -98,6 +99,12 @@ class TestLatex:
     )
     def test_what_is_no_markup_does_not_become_one(self, text: str, written: str) -> None:
         assert f"\n{written} \\\\\n" in render(Sheet([Column("a", "string")], [[text]]), "latex")
+
+
+def test_a_caption_stands_above() -> None:
+    sheet = replace(MEASURED, caption="Steps <of> models")
+    assert render(sheet, "markdown").startswith("**Steps \\<of> models**\n\n| model")
+    assert "<caption>Steps &lt;of&gt; models</caption>" in render(sheet, "html")
 
 
 class TestReported:

@@ -103,6 +103,9 @@ def test_problems_stand_at_their_fields() -> None:
         {"pointer": "/labels/a b", "detail": "no key"},
         {"pointer": "", "detail": "no job is left"},
     ]
+    wrong = {"pointer": "/spec/candidate/model/size", "detail": "no size"}
+    sides, _, others = forms.with_errors(fields_of("compare"), [wrong])
+    assert ([field.path for field in sides if field.errors], others) == (["candidate.model.size"], [])
     fields, options, others = forms.with_errors(fields_of("benchmark"), errors)
     found = {field.path: field.errors for field in fields if field.errors}
     assert found == {"model.d_model": ("too narrow",), "context_length": ("no number",)}
@@ -146,6 +149,8 @@ def test_invalid_json_is_reported_at_its_field(site: Any, text: str, words: str)
     assert 'id="field-code-error-1">This is not JSON: ' in answer.text
     assert 'id="field-code-error-2"' not in answer.text
     assert words in html.unescape(answer.text)
+    preview = site.http.get("/ui/new/preview", params=fields)
+    assert (preview.status_code, words in html.unescape(preview.text)) == (200, True)
 
 
 def test_a_field_that_the_form_lacks_is_refused(site: Any) -> None:

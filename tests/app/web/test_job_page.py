@@ -181,3 +181,10 @@ def test_a_comparison_has_its_sentence_on_the_page_of_its_job(fresh_site: Any, m
     compared = site.http.get(f"/ui/compare?job={job}").text
     assert (f"job {job} ended before its time" in compared) == (ended != "succeeded")
     assert (f'<a href="/ui/compare?job={job}">comparison</a>' in site.http.get("/ui").text) == (ended == "succeeded")
+
+
+def test_a_comparison_that_measured_nothing_has_none(fresh_site: Any) -> None:
+    spec = {"kind": "compare", "baseline": TINY, "candidate": {**TINY, "seed": 1}}
+    job = fresh_site.http.post("/jobs", json={"spec": spec}).raise_for_status().json()["id"]
+    fresh_site.http.post(f"/jobs/{job}/cancel").raise_for_status()
+    assert f"/ui/compare?job={job}" not in page(fresh_site, f"/ui/jobs/{job}").references

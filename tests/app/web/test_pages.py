@@ -77,6 +77,9 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     for word in ("1,235", "oom", "out of memory", "2.13", "note host_bound: by far"):
         assert word in words
     assert 'id="doubt">drift: 9 %' in site.http.get(path).text, "the first doubt, under the title"
+    wrong = {"name": "measured", "ok": False, "detail": "1 of 2 cases are wrong", "severity": "wrong"}
+    job = site.run(measurements=rows, validity={"verdict": "wrong", "checks": [CHECK, wrong]})
+    assert 'id="doubt">measured: 1 of 2 cases are wrong' in site.http.get(f"/ui/jobs/{job}").text
 
 
 @pytest.mark.parametrize("finding", ["growth", ""])

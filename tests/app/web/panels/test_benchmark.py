@@ -40,6 +40,15 @@ def test_the_rest_of_the_users_own_step_is_that_of_the_table() -> None:
     assert medians(rows) == {"optimizer": 320.0, "rest of the step": 0.363}
 
 
+def test_a_bar_for_each_process() -> None:
+    processes = by_process([*STEP, row("forward_ms", 4.0, "forward", unit=1)])
+    figure = draw_phases(processes)
+    assert figure["table"] == {
+        "columns": ["bar", "forward (ms)", "backward (ms)", "rest of the step (ms)"],
+        "rows": [["process 1", 2.0, 3.0, 1.0], ["process 2", 4.0, None, None]],
+    }
+
+
 @pytest.mark.parametrize(("processes", "reported"), [(64, False), (70, True)])
 def test_left_out_processes_are_reported(processes: int, reported: bool) -> None:
     rows = [

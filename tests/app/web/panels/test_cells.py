@@ -1,10 +1,11 @@
 """Charts of a job's cells."""
 
+from dataclasses import replace
 from typing import Any
 
 from app.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.panels import JobResults
-from app.web.panels.cells import Lines, charts, panels
+from app.web.panels.cells import MAX_CHARTS, Lines, charts, panels
 
 LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br",))
 
@@ -84,3 +85,11 @@ def test_a_metric_without_values_has_no_chart() -> None:
     rows = [["eager", True, None, 64, Cell(None, None, None, "oom")], ["eager", True, None, 128, NOT_MEASURED]]
     assert charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass") == []
     assert charts(Known(sheet(rows)), LINES, "tflops", "Rate") == []
+
+
+def test_the_first_of_very_many_charts_are_drawn() -> None:
+    rows = [[name, True, br, 64, ok(1.0)] for br in range(30) for name in ("one", "two")]
+    lines = replace(LINES, of_series=())
+    (panel,) = charts(Known(sheet(rows)), lines, "forward_ms", "Forward pass", "How to read it.")
+    assert len(panel.more) == MAX_CHARTS - 1
+    assert panel.text == "How to read it. The first 24 of 30 charts; the table has all cells."
