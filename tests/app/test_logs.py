@@ -75,6 +75,16 @@ def test_an_error_is_one_line_of_json(written: Callable[[logs.LogFormat], io.Str
     assert json.loads(line)["exception"].endswith("base 10: 'wrong'")
 
 
+def test_lines_for_people(written: Callable[[logs.LogFormat], io.StringIO]) -> None:
+    text = written("console")
+    with logs.about(7, 2):
+        logger.warning("forged\n2026-01-01 INFO job=1 line")
+    logger.info("plain")
+    first, second = text.getvalue().splitlines()
+    assert first.endswith(r" WARNING job=7 attempt=2 forged\n2026-01-01 INFO job=1 line")
+    assert second.endswith(" INFO plain")
+
+
 def warning(line: int = 1, error: Any = None) -> logging.LogRecord:
     return logging.LogRecord("a", logging.WARNING, "file.py", line, "%d bad requests", (7,), error)
 

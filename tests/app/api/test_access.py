@@ -589,6 +589,10 @@ class TestSessions:
         part = guarded.http.get("/ui", headers={"Accept": "text/html", "HX-Request": "true"})
         assert (part.status_code, part.headers["hx-refresh"]) == (401, "true")
 
+    def test_an_open_server_needs_no_sign_in(self, site: Any) -> None:
+        answer = site.http.get("/ui/sign-in", params={"next": "/ui/workers"})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/workers")
+
     def test_sessions_are_bounded(self, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(guard, "MAX_SESSIONS", 3)
         one = Guard(Settings(api_token=SecretStr(BOOTSTRAP)), guarded.services.access_tokens)

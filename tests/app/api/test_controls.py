@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from app.api import events
+from app.settings import Settings
 from tests.app.api.streams import STREAM, parse_stream, streamed
 from tests.app.conftest import TINY
 
@@ -33,6 +34,11 @@ class TestDefaultTimeout:
             for (path, body), allowed in itertools.product(bodies.items(), ({}, {"timeout_s": 100})):
                 site.http.post(path, json={**body, **allowed}).raise_for_status()
             assert {job["timeout_s"] for job in site.http.get("/jobs").json()["data"]} == {100}
+
+    @pytest.mark.parametrize(("setting", "default"), [(" None ", None), ("60", 60.0)])
+    def test_the_setting(self, monkeypatch: pytest.MonkeyPatch, setting: str, default: float | None) -> None:
+        monkeypatch.setenv("FLOPWATCH_DEFAULT_TIMEOUT_S", setting)
+        assert Settings.from_environment().default_timeout_s == default
 
 
 class TestRetry:
@@ -122,6 +128,25 @@ class TestRetry:
         assert (response.status_code, response.headers["location"]) == (303, page)
         assert site.job(failed)["state"] == "queued"
         assert button not in site.http.get(page).text
+        site.worker.finish(site.worker.claim_job(failed), "cancelled")
+        shown = site.http.get(page).text
+        assert f'href="/jobs/{failed}/logs?attempt=1"' in shown
+        assert "It broke." in shown, "the error of the first attempt"
+
+
+def test_paused_jobs_wait(fresh_site: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    for kinds, reason, shown in (
+        (["benchmark"], "its kind is paused", "Paused: benchmark."),
+        ("all", "the queue is paused", "Paused: all kinds."),
+    ):
+        fresh_site.http.put("/queue/paused", json={"kinds": kinds}).raise_for_status()
+        assert fresh_site.worker.try_claim() is None
+        assert reason in fresh_site.job(job_id)["waiting"]
+        assert shown in fresh_site.http.get("/ui").text
+    fresh_site.http.put("/queue/paused", json={"kinds": []}).raise_for_status()
+    assert "Paused:" not in fresh_site.http.get("/ui").text
+    fresh_site.worker.claim_job(job_id)
 
 
 class TestUniqueKey:
@@ -142,3 +167,8 @@ class TestUniqueKey:
         response = site.http.post("/jobs", json={"spec": TINY, "unique_key": key})
         assert response.status_code == 422
         assert [error["pointer"] for error in response.json()["errors"]] == ["/unique_key"]
+
+    def test_a_sweep_has_none(self, site: Any) -> None:
+        body = {"base": TINY, "grid": {"seed": [1, 2]}, "unique_key": "k"}
+        [error] = site.http.post("/sweeps", json=body).json()["errors"]
+        assert error["pointer"] == "/unique_key"

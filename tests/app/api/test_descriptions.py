@@ -58,6 +58,17 @@ def test_what_no_submission_takes_no_change_takes(site: Any, body: dict[str, Any
     assert site.job(job["id"]) == job
 
 
+def test_labels_are_counted_together(fresh_site: Any) -> None:
+    labels = {f"k{number}": "x" for number in range(MAX_LABELS)}
+    job = fresh_site.submit(labels=labels)
+    answer = fresh_site.http.patch(f"/jobs/{job['id']}", json={"labels": {"one": "more"}})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/labels"
+    changed = patched(fresh_site, job["id"], labels={"one": "more", "k0": None})
+    del labels["k0"]
+    assert changed["labels"] == {**labels, "one": "more"}
+
+
 def test_a_job_that_is_being_deleted_stays_as_it_is(fresh_site: Any) -> None:
     job = fresh_site.submit()
     with fresh_site.services.database.write() as connection:

@@ -1,5 +1,6 @@
 """Sweeps that search for the largest value that fits: each result brings the next job, whoever is restarted between."""
 
+import re
 from typing import Any
 
 import pytest
@@ -47,6 +48,8 @@ def test_a_search_ends_at_the_largest_that_fits(fresh_site: Any, measured: Any) 
     values = sorted(one["value"] for one in search["tried"])
     rows = fresh_site.http.get(f"/tables?sweep={sweep['id']}").json()["rows"]
     assert [row["length"] for row in rows] == values
+    shown = fresh_site.http.get(f"/ui/sweeps/{sweep['id']}").text
+    assert [int(cell) for cell in re.findall(r'data-head="context_length">(\d+)<', shown)] == values
     job = fresh_site.http.get(f"/jobs/{search['largest_job']}").json()
     assert (job["name"], job["state"]) == ("longest: context_length=600", "succeeded")
     assert (found["counts"]["succeeded"], found["counts"]["queued"]) == (len(search["tried"]), 0)
@@ -88,6 +91,12 @@ def test_without_a_step_a_search_ends_near_the_limit_and_says_so(fresh_site, mea
     jobs = finish(fresh_site, measured, {"tiny": 310})
     (search,) = sweep_of(fresh_site, sweep)["searches"]
     assert (search["largest"], search["too_large"], search["reason"], jobs) == expected
+
+
+def test_an_estimate_is_exact_without_a_step(site: Any) -> None:
+    fit = {"axis": "batch_size", "upto": 4096}
+    made = site.http.post("/sweeps", json={"base": {**BASE, "kind": "estimate"}, "fit": fit}).raise_for_status().json()
+    assert made["fit"]["coarse"] is False
 
 
 @pytest.mark.parametrize(("check", "tells"), [("updates", True), ("variation", False)])

@@ -8,6 +8,7 @@ import pytest
 
 from app.api.hosts import AllowedHosts
 from app.errors import MisdirectedRequest
+from app.settings import Settings
 from tests.app.conftest import TINY
 
 REBOUND = "evil.example"
@@ -92,6 +93,12 @@ def test_added_hosts() -> None:
     for host in ("lab.example", "evil-lab.example", "gpu-box.evil.example"):
         assert not allowed(hosts, host), host
     assert allowed(AllowedHosts("127.0.0.1", ("*",)), "evil.example")
+
+
+def test_hosts_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.from_environment().allowed_hosts == ()
+    monkeypatch.setenv("FLOPWATCH_ALLOWED_HOSTS", "gpu-box, *.lab.example,")
+    assert Settings.from_environment().allowed_hosts == ("gpu-box", "*.lab.example")
 
 
 def test_behind_a_reverse_proxy(serve: Any, tmp_path: Any) -> None:

@@ -124,7 +124,7 @@ def test_unknown_sweeps(site: Any, unknown: str) -> None:
     checked(site.http.post(f"/sweeps/{unknown}/resume"), 404)
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/jobs/", "/jobs/1/nothing", "/static/x.js", "/static/%2e%2e/api.py"])
+@pytest.mark.parametrize("path", ["/nothing", "/jobs/", "/jobs/1/nothing", "/static/x.js", "/static/%2e%2e/docs.py"])
 def test_unknown_routes(site: Any, path: str) -> None:
     checked(site.http.get(path), 404)
 

@@ -8,9 +8,12 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from app.api import schemas
 from app.main import create_app
 from app.settings import Settings
+from app.specs import KINDS
 from tests.app.conftest import TINY
 from tools.waiting import wait_until
 
@@ -37,6 +40,53 @@ def test_the_log_is_shortened_and_unreferenced_files_are_removed_again_and_again
             wait_until(lambda stored=stored: not stored.exists(), timeout_s=20, what=f"the sweep of the {content}")
 
 
+def test_answers_have_the_documented_shapes(site: Any, measured: Any) -> None:
+    sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1, 2]}, "priority": 10}).json()
+    claim = site.worker.claim()
+    site.worker.finish(claim, measurements=[measured("forward_ms", 1.0, model="tiny")])
+    job = site.job(claim.job_id)
+    shapes: list[tuple[Any, Any]] = [
+        (schemas.Job, job),
+        (schemas.Page[schemas.Job], site.http.get("/jobs").json()),
+        (schemas.Page[schemas.Event], site.http.get(job["links"]["events"]).json()),
+        (schemas.Page[schemas.Attempt], site.http.get(job["links"]["attempts"]).json()),
+        (schemas.Page[schemas.Artifact], site.http.get(job["links"]["artifacts"]).json()),
+        (schemas.Measurements, site.http.get(job["links"]["measurements"]).json()),
+        (schemas.Sweep, sweep),
+    ]
+    for shape, answer in shapes:
+        TypeAdapter(shape).validate_python(answer, strict=True)
+        if shape in (schemas.Job, schemas.Sweep):
+            assert set(answer) == set(shape.__annotations__)
+
+
+def test_openapi_declares_the_headers_that_routes_read(site: Any) -> None:
+    paths = site.http.get("/openapi.json").json()["paths"]
+    declared = {
+        (method, path): {one["name"] for one in operation.get("parameters", ()) if one["in"] == "header"}
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+    assert {route: names for route, names in declared.items() if names} == {
+        ("post", "/jobs"): {"Flopwatch-User", "Idempotency-Key", "Prefer"},
+        ("post", "/sweeps"): {"Flopwatch-User", "Idempotency-Key"},
+        ("put", "/baselines/{name}"): {"Flopwatch-User"},
+        ("get", "/jobs/{job_id}"): {"If-None-Match"},
+        ("get", "/jobs/{job_id}/events"): {"Last-Event-ID"},
+        ("get", "/jobs/{job_id}/artifacts/{name}"): {"Range", "If-None-Match"},
+        ("get", "/files/{sha256}"): {"If-None-Match"},
+    }
+
+
+def test_no_two_schemas_of_openapi_have_one_title(site: Any) -> None:
+    answer = site.http.get("/openapi.json")
+    schemas = answer.json()["components"]["schemas"]
+    titles = [schema["title"] for schema in schemas.values() if "title" in schema]
+    assert len(titles) == len(set(titles))
+    assert {"JobPage", "SweepPage", "WorkerPage"} <= set(schemas)
+    assert set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', answer.text)) <= set(schemas)
+
+
 class TestOpenapiForGenerators:
     """What programs that generate clients need."""
 
@@ -51,6 +101,10 @@ class TestOpenapiForGenerators:
             for method, operation in operations.items()
         }
 
+    def test_specs_name_their_kind(self, schema: dict[str, Any]) -> None:
+        for kind in KINDS.values():
+            assert "kind" in schema["components"]["schemas"][kind.__name__]["required"]
+
     def test_operation_ids_are_names(self, schema: dict[str, Any]) -> None:
         ids = {route: operation["operationId"] for route, operation in self.operations(schema).items()}
         assert (ids["POST /jobs"], ids["GET /jobs/{job_id}"]) == ("submit_job", "get_job")
@@ -63,6 +117,18 @@ class TestOpenapiForGenerators:
             assert content == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}, route
             assert "422" not in operation["responses"], route
         assert set(schema["components"]["schemas"]["Problem"]["required"]) <= set(site.http.get("/jobs/0").json())
+
+    def test_times_say_so(self, schema: dict[str, Any]) -> None:
+        shapes = schema["components"]["schemas"]
+        times = {
+            (shape, name): field
+            for shape in ("Job", "Sweep", "Attempt", "Event", "Worker")
+            for name, field in shapes[shape]["properties"].items()
+            if name.endswith("_at")
+        }
+        assert len(times) > 8
+        for place, field in times.items():
+            assert "date-time" in [one.get("format") for one in field.get("anyOf", [field])], place
 
     @pytest.mark.parametrize("route", ["GET /tables", "GET /compare", "GET /jobs/{job_id}/tables/{name}"])
     def test_tables_have_every_media_type(self, schema: dict[str, Any], route: str) -> None:

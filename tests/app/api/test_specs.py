@@ -84,6 +84,7 @@ def test_a_tool_that_no_worker_has_is_refused(fresh_site: Any) -> None:
     asks = {"nsys": True, "ncu": {"kernels": "flash"}}
     job = site.http.post("/jobs", json={"spec": {**profile, **asks}})
     assert job.status_code == 201, "no worker has registered: the one that claims it decides"
+    assert "enum" not in described(site, "profile")["schema"]["properties"]["nsys"]
     names = {"attention:eager", "model:transformer_lm", "tool:ncu"}
     site.worker.register(kinds=frozenset({"profile"}), capabilities=frozenset(names))
     refused = site.http.post("/jobs", json={"spec": {**profile, **asks}})

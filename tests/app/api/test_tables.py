@@ -56,6 +56,15 @@ def test_unions_and_repeated_values(site: Any, measured_jobs: list[int]) -> None
     get(site, f"/tables?job={measured_jobs[0]}&sweep=999999", 404)
 
 
+def test_since_and_until(site: Any, measured_jobs: list[int]) -> None:
+    chosen = "/tables?label=table:tables"
+    assert len(get(site, f"{chosen}&since=1h").json()["rows"]) == 4
+    assert get(site, f"{chosen}&until=1h").json()["rows"] == []
+    assert len(get(site, f"{chosen}&since=2026-01-01T00:00:00+02:00&until=2999-01-01").json()["rows"]) == 4
+    problem = get(site, f"{chosen}&since=yesterday", 422).json()
+    assert "'since': must be a span such as 90min, 12h, 7d or 2w, a date" in problem["detail"]
+
+
 def test_pivot_reference_and_best(site: Any, measured_jobs: list[int]) -> None:
     text = get(
         site,

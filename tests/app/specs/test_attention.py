@@ -90,6 +90,11 @@ def test_masks_that_hide_nothing_are_no_part_of_the_case() -> None:
     assert spec(**few, window=11).cases()[0].key != spec(**few, window=12).cases()[0].key == spec(**few).cases()[0].key
 
 
+def test_a_long_list_of_documents_is_its_number_and_a_hash() -> None:
+    packed = spec(implementations=["eager"], sequence_lengths=[8], document_lengths=[1, 2, 2, 2, 1])
+    assert packed.cases()[0].coordinates["document_lengths"] == "5 document lengths (6defb76e)"
+
+
 def test_bottom_right_matters_to_masks_of_few_queries() -> None:
     few = {"implementations": ["eager"], "sequence_lengths": [8], "causal": [False], "query_length": 2}
     keys = [[case.key for case in spec(**few, bottom_right=right).cases()] for right in (False, True)]

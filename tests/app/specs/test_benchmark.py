@@ -38,6 +38,7 @@ test_invalid_fields_are_refused_with_their_path = refusals(
     ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
     ({"model": {"d_ff": 8}}, "d_model", "give size, or all of d_model"),
     ({"mode": "generate", "top_k": 5}, "top_k", "set a temperature"),
+    ({"mode": "generate", "accumulation_steps": 2}, "accumulation_steps", "has no gradients to accumulate"),
     ({"mode": "forward", "accumulation_steps": 2}, "accumulation_steps", "has no gradients to accumulate"),
     ({"model": {"size": "small", "num_kv_heads": 5}}, "num_kv_heads", "must divide num_heads (12)"),
     ({"model": {"size": "small", "document_lengths": [9]}}, "model/document_lengths", "and context_length is 256"),

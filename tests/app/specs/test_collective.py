@@ -1,5 +1,8 @@
 """The spec of `collective`."""
 
+import json
+
+from app.specs import spec_adapter
 from app.specs.collective import CollectiveSpec
 from tests.app.specs.refusals import refusals
 
@@ -19,6 +22,13 @@ def test_nodes_share_the_ranks_and_one_node_is_the_case_of_old() -> None:
     keys = [CollectiveSpec(world_size=8, nodes=nodes).cases()[0].key for nodes in (1, 2)]
     assert keys[0] != keys[1]
     assert CollectiveSpec.added["nodes"] == 1
+
+
+def test_a_size_is_one_case_however_it_is_written() -> None:
+    texts = ('{"kind": "collective", "size_mb": [1]}', '{"kind": "collective", "size_mb": [1.0]}')
+    whole, point = (spec_adapter.validate_json(text).cases() for text in texts)
+    assert [case.key for case in whole] == [case.key for case in point]
+    assert json.dumps(point[0].coordinates["size_mb"]) == "1"
 
 
 test_what_makes_no_sense_is_refused = refusals(

@@ -73,3 +73,9 @@ def test_no_side_is_made_up(left_out: list[str]) -> None:
     assert [(error["type"], error["loc"]) for error in refused.value.errors()] == [
         ("missing", ("compare", side)) for side in left_out
     ]
+
+
+def test_a_summary_has_what_differs() -> None:
+    summary = compare(TINY, {**TINY, "precision": "bf16", "compile": True}).summary()
+    assert {"model": "tiny", "precision": "fp32 → bf16", "compile": "false → true"}.items() <= summary.items()
+    assert "attention" not in summary

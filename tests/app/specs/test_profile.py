@@ -1,12 +1,20 @@
 import json
 
+import pytest
+
 from app.specs import spec_adapter
+from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
 from tests.app.specs.refusals import refusals
 
 
 def parse(**fields: object) -> ProfileSpec:
     return spec_adapter.validate_json(json.dumps({"kind": "profile", **fields}))
+
+
+@pytest.mark.parametrize("mode", PHASES)
+def test_every_phase_of_the_mode_may_be_chosen(mode: str) -> None:
+    assert parse(mode=mode, phases=list(PHASES[mode])).phases == list(PHASES[mode])
 
 
 test_invalid_fields_are_refused_with_their_path = refusals(

@@ -209,6 +209,9 @@ class TestFileSystems:
         link.symlink_to("/home/me")
         assert file_systems.file_system_type(link / "db", table) == "nfs4"
 
+    def test_no_mount_table_no_opinion(self, tmp_path: Path) -> None:
+        assert file_systems.file_system_type(tmp_path, tmp_path / "none") is None
+
     @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
     def test_a_database_on_a_network_file_system_is_refused(self, tmp_path, kind, monkeypatch) -> None:
         table = tmp_path / "mounts"

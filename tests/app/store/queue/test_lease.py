@@ -16,6 +16,7 @@ from app.store.queue import registration as registration_module
 from app.store.queue.lease import Watcher, with_agreed_lease
 from app.store.queue.registration import Registration
 from app.store.queue.transitions import Queue
+from app.store.reading.queries import Reading
 from app.store.records import Finish
 from tests.clock import Clock
 
@@ -244,6 +245,12 @@ class TestWorkers:
         shop.queue.renew([], ("worker", "active"))
         assert not registration.lose_worker("worker", seen)
         assert registration.lose_worker("worker", seen + 1)
+
+    def test_registering_again_replaces_what_it_has(self, shop: Any, reading: Reading) -> None:
+        shop.register()
+        shop.register(gpus=2, capabilities=frozenset({"attention:new"}))
+        (worker,) = reading.workers()
+        assert (worker["capabilities"], len(worker["devices"])) == (["attention:new"], 3)
 
 
 Deaths = list[list[int]]

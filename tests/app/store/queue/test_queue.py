@@ -469,6 +469,10 @@ class TestUniqueKey:
             for table, rows in (("job", 1), ("job_label", 0), ("event", 1), ("idempotency_key", 0)):
                 assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == rows
 
+    def test_a_repeated_request_gets_its_first_answer(self, shop: Any) -> None:
+        key = Idempotency("k", "POST /jobs", "d")
+        assert shop.submit(unique_key="k", idempotency=key) == shop.submit(unique_key="k", idempotency=key)
+
     def test_the_index_refuses_a_second_one(self, shop: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever the code believes."""
         monkeypatch.setattr(submission, "check_key", lambda connection, unique_key: None)

@@ -11,16 +11,16 @@ from app.store.records import Finish, UnitRecord
 from tests.app.store.conftest import Shop
 
 
-def units(*names: str | None) -> list[UnitRecord]:
+def units(*names: str | None, sides: tuple[str | None, ...] = (None, None)) -> list[UnitRecord]:
     return [
-        UnitRecord(index, "a unit", "succeeded", environment=None if name is None else {"host": name})
-        for index, name in enumerate(names)
+        UnitRecord(index, "a unit", "succeeded", side=side, environment=None if name is None else {"host": name})
+        for index, (name, side) in enumerate(zip(names, sides, strict=False))
     ]
 
 
-def hosts(database: Database, jobs: list[int]) -> list[Any]:
+def hosts(database: Database, jobs: list[int], side: str | None = None) -> list[Any]:
     with database.read() as snapshot:
-        return [one["host"] for one in environments(snapshot, choose_jobs(snapshot, JobChoice(jobs=jobs)), None)]
+        return [one["host"] for one in environments(snapshot, choose_jobs(snapshot, JobChoice(jobs=jobs)), side)]
 
 
 def test_the_first_environment_of_the_last_recorded_attempt(database: Database, queue: Queue, shop: Shop) -> None:
@@ -30,6 +30,12 @@ def test_the_first_environment_of_the_last_recorded_attempt(database: Database, 
     queue.finish(shop.claim(), Finish("succeeded", units=units(None)))
     assert hosts(database, jobs) == ["a", "b"]
     assert hosts(database, jobs[2:]) == []
+
+
+def test_environments_of_one_side(database: Database, shop: Shop) -> None:
+    sides = ("baseline", "candidate")
+    job = shop.ran(units=units("a", "b", sides=sides))
+    assert [hosts(database, [job], side) for side in sides] == [["a"], ["b"]]
 
 
 def test_the_first_measurements_are_of_the_job_that_is_read_first(database, shop, record, monkeypatch) -> None:
