@@ -78,3 +78,18 @@ def check(text: str, folder: Path, ran: Ran) -> None:
     plots = [command for command, _, _ in ran if command.startswith("plot ")]
     assert len(pictures) == len(plots) > 0
     assert not any(re.search(r"\b(SWEEP|JOB\d*)\b", command) for command, _, _ in ran)
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "adapted"),
+    [
+        ("sweep benchmark model.size=small,xl context_length=512", 1, "model.size=a,b context_length=16"),
+        ("submit profile model.size=xl", 0, "model.size=b device=cpu"),
+        ("submit ddp backend=nccl model.size=xl", 0, "backend=gloo model.size=b"),
+        ("submit ddp backend=nccl model.size=xl", 2, "backend=nccl model.size=b"),
+        ("submit estimate model.size=xl", 0, "model.size=b"),
+    ],
+)
+def test_chosen_values_and_the_host_change_a_command(command: str, gpus: int, adapted: str) -> None:
+    values: dict[str, list[str]] = {"model.size": ["a", "b"], "context_length": ["8", "16"]}
+    assert courses.adapted(command, values, gpus)[2:] == adapted.split()

@@ -9,8 +9,12 @@ from app.settings import Settings
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("FLOPWATCH_API_TOKEN", " abc", "begins or ends with a blank"),
-        ("FLOPWATCH_ARTIFACTS_URL", "s3:///prefix", "must be a folder, s3://bucket/prefix"),
+        ("FLOPWATCH_API_TOKEN", " abc", "begins or ends with a blank, which no client can send"),
+        (
+            "FLOPWATCH_ARTIFACTS_URL",
+            "s3:///prefix",
+            "must be a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+        ),
         ("FLOPWATCH_PERFETTO_URL", "ui", "must be an address such as https://ui.perfetto.dev, or empty"),
         (
             "FLOPWATCH_ARTIFACTS_URL",

@@ -3,7 +3,6 @@
 import pytest
 
 from app import tokens
-from app.tokens import SCOPES
 
 
 def test_a_token_has_its_id() -> None:
@@ -24,13 +23,3 @@ def test_every_mistyped_character_is_noticed() -> None:
         other = "1" if character == "0" else "0"
         assert tokens.id_of(text[:place] + other + text[place + 1 :]) is None
     assert (tokens.id_of(text[:-1]), tokens.id_of(f"{text}\n")) == (None, None)
-
-
-def test_each_scope_includes_those_before_it() -> None:
-    assert SCOPES == ("read", "submit", "code", "admin")
-    assert [[tokens.includes(held, needed) for needed in SCOPES] for held in SCOPES] == [
-        [True, False, False, False],
-        [True, True, False, False],
-        [True, True, True, False],
-        [True, True, True, True],
-    ]

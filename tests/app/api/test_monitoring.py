@@ -84,6 +84,8 @@ def test_prometheus_takes_the_files_and_they_ask_for_what_there_is(fresh_site: A
     (tmp_path / "records.yml").write_text(yaml.safe_dump({"groups": [{"name": "of the dashboard", "rules": records}]}))
     (tmp_path / "token").touch()
     scrape = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+    jobs = {one["job_name"] for one in yaml.safe_load(scrape)["scrape_configs"]}
+    assert jobs == set(re.findall(r'job="(\w+)"', ALERTS.read_text()))
     scrape = scrape.replace("/etc/prometheus/flopwatch.token", str(tmp_path / "token"))
     (tmp_path / "prometheus.yml").write_text(scrape.replace("alerts.yml", f"{ALERTS}\n  - records.yml"))
     done = subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True)

@@ -56,6 +56,10 @@ class TestFit:
         assert shop.try_claim(total_gpus=gpus, free_gpus=gpus, idle=False) is None
         assert shop.try_claim(total_gpus=gpus, free_gpus=gpus) is not None
 
+    def test_an_auto_job_on_a_cpu_host_runs_alone(self, shop: Any) -> None:
+        shop.submit()
+        assert shop.try_claim(idle=False) is None
+
     def test_an_exclusive_job_waits_for_an_idle_host(self, shop: Any, submit_needing: Any) -> None:
         submit_needing(device_type="cuda", devices=1, exclusive_host=True)
         assert shop.try_claim(**GPUS, idle=False) is None
