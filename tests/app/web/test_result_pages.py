@@ -79,6 +79,14 @@ class TestSweeps:
         text = filled.http.get(f"/ui/sweeps/1{query}").text
         assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs
 
+    def test_a_heading_sorts_and_once_more_the_other_way_round(self, filled: Any) -> None:
+        for query, order in (("", None), ("?sort=step_ms", "ascending"), ("?sort=-step_ms", "descending")):
+            text = filled.http.get(f"/ui/sweeps/1{query}").text
+            [(now, following)] = re.findall(r'<th [^>]*class="number"([^>]*)><a href="([^"]+)">Step \(ms\)</a>', text)
+            assert (f'aria-sort="{order}"' in now) == (order is not None)
+            assert ("sort=-step_ms" in following) == (order == "ascending")
+            assert "sort=" in following
+
     def test_an_unchanged_page_keeps_the_policy_of_plots(self, filled: Any) -> None:
         first = filled.http.get("/ui/sweeps/1")
         again = filled.http.get("/ui/sweeps/1", headers={"If-None-Match": first.headers["etag"]})

@@ -129,7 +129,7 @@ def test_in_the_order_of_the_plan_with_their_files(shop: Any, queue: Queue, read
         UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
         UnitRecord(0, "replicate 0", "succeeded", side="baseline", environment={"gpu": "a"}, validity=validity),
     ]
-    files = [StoredArtifact(at, f"trace-{at}", "trace", "application/gzip", 3, "ab" * 32) for at in (0, 1)]
+    files = [StoredArtifact(at, f"trace-{2 - at}", "trace", "application/gzip", 3, "ab" * 32) for at in (0, 1)]
     queue.finish(claim, Finish("failed", error={"code": "crashed"}, units=units, artifacts=files))
     first, second = reading.units(claim.job_id)
     assert (first["unit_index"], first["title"], first["side"]) == (0, "replicate 0", "baseline")
@@ -137,7 +137,7 @@ def test_in_the_order_of_the_plan_with_their_files(shop: Any, queue: Queue, read
     assert (second["outcome"], second["reason"], second["partial"]) == ("crashed", "signal 11", True)
     assert second["artifacts"] == [{"name": "trace-1", "url": f"/jobs/{claim.job_id}/artifacts/trace-1"}]
     listed = reading.artifacts(claim.job_id)
-    assert [(one["unit_index"], one["unit_title"]) for one in listed] == [(0, "replicate 0"), (1, "replicate 1")]
+    assert [(one["unit_index"], one["unit_title"]) for one in listed] == [(1, "replicate 1"), (0, "replicate 0")]
 
 
 class TestWorkersAndSweeps:
