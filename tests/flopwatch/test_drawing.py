@@ -177,6 +177,12 @@ def test_a_number_without_a_place_is_named(values: list[float], kind: str, note:
     assert ("left out" in found) == bool(note)
 
 
+def test_the_edge_of_an_area_counts_once() -> None:
+    edges = [{**SCATTER, "x": [1, 2, 3], "y": values} for values in ([0, 1, 2], [3, 4, 5])]
+    figure = {"data": [edges[0], {**edges[1], "fill": "tonexty"}], "layout": {"yaxis": {"type": "log"}}}
+    assert "left out: 1." in " ".join(words(draw({**figure, "caption": "Job 1."}, "svg")))
+
+
 BOX = {"type": "box", "name": "a", "line": {"color": "#111111"}}
 AREA = {"type": "scatter", "name": "a", "stackgroup": "one", "line": {"color": "#111111"}, "fillcolor": "#222222"}
 

@@ -138,6 +138,8 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     table = ended(flopwatch(*shlex.split(command)[1:], "--sort", "-total_ms", "--limit", "2"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert cells[2:] == [["0", "c", "5.500"], ["1", "d", "3.000"]]
+    alone = ended(flopwatch(*shlex.split(command)[1:], "--unit", "1", "--format", "csv"))
+    assert alone == "unit_index,kernel,total_ms\n1,d,3.0\n"
     assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
 
 
@@ -391,6 +393,7 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
     limited = flopwatch("jobs", "--state", "queued", "--limit", "1", "--json")
     assert [job["id"] for job in json.loads(limited.stdout)] == [ids[2]]
     assert limited.stderr == "showing the first 1; use --limit for more\n"
+    assert flopwatch("jobs", "--label", "list=1", "--limit", "1").stderr == ""
     assert json.loads(ended(flopwatch("jobs", "--label", "list=1", "--json", "--since", "2999-01-01"))) == []
 
 

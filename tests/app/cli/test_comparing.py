@@ -126,6 +126,7 @@ def test_sweeps_are_compared_and_checked(flopwatch: Any, swept: Any) -> None:
     before, slower = swept(), swept(1.2)
     assert "candidate is worse in 2" in ended(flopwatch("compare", "--sweep", str(before), "--sweep", str(slower)))
     assert ended(flopwatch("baseline", "set", "swept", "--sweep", str(before))).startswith("baseline swept: 2 cases")
+    assert "candidate is worse in 2" in ended(flopwatch("compare", "swept", "--sweep", str(slower)))
     ended(flopwatch("check", "--baseline", "swept", "--sweep", str(slower)), 9)
     ended(flopwatch("check", "--baseline", "swept", "--sweep", str(swept())), 0)
     ended(flopwatch("check", "--baseline", "swept", "--sweep", "99999"), 1)

@@ -151,14 +151,25 @@ def test_a_network_file_system_is_a_fault_with_sqlite_only(tmp_path: Path, monke
     assert faults(database_url="postgresql+psycopg://nobody@127.0.0.1:1/none") == ["database"]
 
 
-@pytest.mark.parametrize(("version", "state"), [("2.99.0+cu140", "absent"), ("2.1.0", "broken")])
-def test_a_torch_that_is_newer_than_the_tests_is_a_note(version, state, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("package", "version", "state"),
+    [
+        ("torch", "2.99.0+cu140", "absent"),
+        ("triton", "99.0", "absent"),
+        ("torch", "2.1.0", "broken"),
+        ("fastapi", "99.0", "broken"),
+    ],
+)
+def test_a_torch_that_is_newer_than_the_tests_is_a_note(package, version, state, monkeypatch) -> None:
     real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "torch" else real(name))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == package else real(name))
     monkeypatch.setattr(
-        importlib.metadata, "requires", lambda it, of=importlib.metadata.requires: of(it) if it == "flopwatch" else []
+        importlib.metadata,
+        "requires",
+        lambda name, of=importlib.metadata.requires: of(name) if name == "flopwatch" else [],
     )
-    found = {finding.name: finding for finding in doctor._requirements()}["torch"]
-    assert found.state == state
-    assert ("is newer than the versions that Flopwatch was tested with" in found.found) == (state == "absent")
-    assert "pip install 'torch" in found.cure
+    found = {finding.name: finding for finding in doctor._requirements()}
+    assert found[package].state == state
+    assert ("is newer than the versions that Flopwatch was tested with" in found[package].found) == (state == "absent")
+    assert f"pip install '{package}" in found[package].cure
+    assert ("worker" in found) == (state == "absent"), "nothing else is said to be in order"

@@ -241,3 +241,22 @@ class TestFiles:
         moved = move(tmp_path, url)
         assert (moved.exit_code, told in moved.output.replace("\n", " ")) == (1, True), moved.output
         assert moved.output.count("The object store cannot be used now") < 2, "the title says it"
+
+
+def test_a_user_who_may_not_identify_the_server_moves_nothing(folder: Path, postgres: Server) -> None:
+    with postgres.database() as url:
+        postgres.execute("CREATE ROLE poor LOGIN", str(url.database))
+        try:
+            postgres.execute(
+                "GRANT ALL ON ALL TABLES IN SCHEMA public TO poor; "
+                "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC",
+                str(url.database),
+            )
+            result = move(folder, url.set(username="poor").render_as_string(hide_password=False))
+            assert (result.exit_code, "pg_control_system" in result.stderr) == (1, True), result.output
+            open_existing(Settings(data_dir=folder)).close()
+        finally:
+            postgres.execute(
+                "GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC; DROP OWNED BY poor; DROP ROLE poor",
+                str(url.database),
+            )

@@ -42,6 +42,7 @@ def test_the_plots_of_a_job_and_one_as_a_file(flopwatch, job, tmp_path, monkeypa
         (("JOB", "phases", "-o", "missing/a.json"), 2, "missing/a.json: No such file"),
         (("JOB", "nose"), 1, "it has: phases"),
         (("--sweep", "999"), 1, "no sweep 999"),
+        (("JOB", "ratios", "--against", "999"), 1, "no job 999"),
     ],
 )
 def test_mistakes(flopwatch: Any, job: str, arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -122,6 +122,10 @@ class TestColumns:
         names = ["data_unprofiled_ms", "forward_unprofiled_ms", "unprofiled_step_ms"]
         assert table(database, kind="profile").names("metric") == names
 
+    def test_what_other_kinds_time_is_no_phase_of_a_step(self, database: Database, measure: Measure) -> None:
+        measure(("copy_gb_per_s", {}), ("copy_ms", {"phase": "copy"}), spec={"kind": "ceiling"})
+        assert table(database).names("metric") == ["copy_gb_per_s"]
+
     def test_a_metric_that_ran_out_of_memory_everywhere_is_one(self, database: Database, measure: Measure) -> None:
         measure(("forward_ms", {}), ("step_ms", {"outcome": "oom"}))
         assert outcomes(table(database), "step_ms") == ["oom"]

@@ -8,7 +8,7 @@ import pytest
 
 from app.specs import KINDS
 from app.store.reading import measurements
-from app.store.records import UnitRecord
+from app.store.records import StoredArtifact, UnitRecord
 from flopwatch.table_options import FORMATS
 from tests.app.conftest import TINY
 from tests.app.web.checker import page
@@ -112,11 +112,13 @@ def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured:
             UnitRecord(0, f"replicate 0 {evil}", "succeeded", validity=doubtful),
             UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
         ],
+        artifacts=[StoredArtifact(1, "trace-unit-1.json.gz", "trace", "application/gzip", 3, "ab" * 32)],
     )
     found = page(site, f"/ui/jobs/{job_id}")
     assert "suspect (298 valid, 2 suspect)" in found.text
     assert found.text.count("9 %") == 9, "each check of the job once, and not again with its unit"
     assert "signal 11" in found.text
+    assert found.references.count(f"/jobs/{job_id}/artifacts/trace-unit-1.json.gz") == 1
     assert f"{evil}10;" in found.text
     assert f"{evil}9;" not in found.text, "the rows with the most time only"
     assert "The first 20 of 31 rows." in found.text

@@ -89,6 +89,8 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
         swept, f"{chart}&x=precision&group=context_length&where=context_length=16&where=context_length=32"
     ).json()
     assert lines(along) == {"context_length=16": [32, 16], "context_length=32": [64, 32]}
+    fields = f"{chart}&x=precisions&group=context_lengths&where=context_lengths=16&where=context_length=32"
+    assert get(swept, fields).json() == along, "a swept field's own name stands for its coordinate"
     one = get(swept, f"{chart}&where=precision=bf16&group=precision").json()
     assert [trace["y"] for trace in one["data"]] == [[16, 32, 64]]
     related = get(swept, f"{chart}&relative_to=precision=fp32").json()
@@ -115,6 +117,7 @@ def test_a_metric_that_only_the_first_jobs_measured(swept: Any, monkeypatch: pyt
         ("/sweeps/1/plots/chart?where=precision", 422, "must be written coordinate=value"),
         ("/sweeps/1/plots/chart?metric=nose", 422, "Nobody has measured 'nose'"),
         ("/sweeps/1/plots/chart?y=context_length", 422, "is for heat-map: leave it out for chart"),
+        ("/jobs/1/plots/history?where=precision=bf16", 422, "of precision there is fp32"),
         ("/sweeps/1/plots/heat-map?group=precision", 422, "is for chart: leave it out for heat-map"),
         ("/sweeps/1/plots/roofline", 404, "Sweep 1 has no plot 'roofline'; it has: chart, heat-map."),
         ("/sweeps/9/plots/chart", 404, "no sweep 9"),

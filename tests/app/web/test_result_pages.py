@@ -213,6 +213,10 @@ class TestCompare:
         assert "Job 5 against job 1 (baseline)" in found.text
         assert "Job 1 against job 5 (baseline)" in page(filled, "/ui/compare?job=5&job=4&job=1").text, "as one asks"
 
+    def test_ids_in_one_field(self, filled: Any) -> None:
+        found, plain = page(filled, "/ui/compare?job=1&job=4,5+4"), page(filled, "/ui/compare?job=1&job=4&job=5")
+        assert found.references == plain.references
+
 
 @pytest.mark.parametrize(
     ("path", "status"),
