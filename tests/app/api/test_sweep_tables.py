@@ -41,6 +41,7 @@ def test_in_pages_and_columns_and_for_people(fresh_site: Any, swept: str) -> Non
     assert (len(first["rows"]), len(rest["rows"]), rest["next"]) == (3, 1, None)
     text = fresh_site.http.get(f"{swept}/kernels?columns=kernel&format=markdown").text
     assert [cell.strip() for cell in text.splitlines()[0].split("|")[1:-1]] == ["job", "context_length", "kernel"]
+    assert '<a href="/ui/jobs/2">2</a>' in fresh_site.http.get(f"{swept}/kernels?format=html").text
     assert f'href="{swept}/kernels?format=html"' in fresh_site.http.get("/ui/sweeps/1").text
 
 
