@@ -33,6 +33,7 @@ from tests.app.web.panels.test_profile import ceilings, product
 pytest.importorskip("matplotlib", reason="pip install -e .[dev]")
 
 LARGEST_SVG = 300_000
+LONG_NAME = "step_ms, case 1: " + "implementation=of_a_very_long_name, " * 5
 
 
 def points(number: int = 3, **changes: Any) -> list[Point]:
@@ -94,7 +95,10 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         lambda: draw_chart(points(), Axes("length", ("precision",)), "step_ms", "ms"),
         ["fp32", "bf16", "suspect", "oom", "Step (ms)", "Length"],
     ),
-    "bars": (lambda: draw_chart(points(), Axes("precision", ("length",)), "step_ms", "ms"), ["length=4", "oom"]),
+    "bars": (
+        lambda: draw_chart(points(), Axes("precision", ("length",)), "step_ms", "ms"),
+        ["oom", "suspect"],
+    ),
     "heat map": (
         lambda: draw_heat_map(points(), "length", "precision", "step_ms", "ms"),
         ["Step (ms)", "7.5 †", "oom", "bf16"],
@@ -111,6 +115,14 @@ FIGURES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
             [Ratio("step_ms, $x$ <b>", 0.5, 0.4, 0.6, "better", "less"), Ratio("b", 2, 1, 3, "worse", "more")]
         ),
         ["better", "worse", "step_ms, $x$ <b> ←", "arrows: the better side"],
+    ),
+    "long names": (
+        lambda: draw_ratios([Ratio(f"{LONG_NAME} {at}", 1.0 + at, 0.9, 3, "better", "less") for at in range(3)]),
+        ["step_ms, case 1:"],
+    ),
+    "deep flames": (
+        lambda: draw_flames(tree(";".join(f"frame_{at}" for at in range(95)).encode() + b" 900")),
+        ["frame_0", "frame_94"],
     ),
     "stacked bars": (
         lambda: bars_of(

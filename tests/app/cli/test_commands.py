@@ -172,6 +172,10 @@ STEP = ("submit", "benchmark", "--step")
         (("submit", "train.py"), "a script by `flopwatch run-script`"),
         (("submit", "benchmark", "train.py:make_step"), "your code goes in by --step"),
         (("rerun", "JOB", "--implementation", "missing.py:attention"), "missing.py: No such file"),
+        (
+            ("sweep", "benchmark", "--step", "train.py:make_step", "--fit", "arguments.size=9", "--dry-run"),
+            "unexpected keyword argument 'size'",
+        ),
         (("run-script", "."), ".: Is a directory"),
         (("versus", "old", ".", "--step", "train.py:make_step", "--", "benchmark"), "'old' is no file, no folder"),
         (
@@ -494,7 +498,10 @@ def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         assert re.fullmatch(rf"test-worker +active +1x test CPU +job {job_id} +\d+ s ago +– +2.13", rows[1])
         has = [{"type": "cuda", "name": "NVIDIA H200"}] * 2
         site.services.registration.register_worker("gpus", "host", 1, [], [], has, {})
-        assert re.search(r"^gpus +active +2x NVIDIA H200 ", ended(flopwatch("workers", **here)), re.MULTILINE)
+        site.services.registration.register_worker("cpus", "host", 1, [], [], [{"type": "cpu", "count": 8}], {})
+        rows = ended(flopwatch("workers", **here))
+        assert re.search(r"^gpus +active +2x NVIDIA H200 ", rows, re.MULTILINE)
+        assert re.search(r"^cpus +active +8 CPUs ", rows, re.MULTILINE)
         site.services.registration.set_worker_state(site.worker.id, "stopped")
         left = flopwatch("workers", **here)
         assert "1 stopped or lost workers hidden (--all shows them)" in left.stderr
@@ -571,6 +578,8 @@ def test_sweep_and_table(flopwatch: Any, obedient: Any) -> None:
     assert sweep
     table = ended(flopwatch("table", "--sweep", sweep[1], "--columns", "forward_ms", "--format", "csv"))
     assert len(table.splitlines()) == 4
+    rows = json.loads(ended(flopwatch("table", "--sweep", sweep[1], "--format", "json")))["rows"]
+    assert [row["forward_ms"] for row in rows] == [1.25] * 3
     chosen = ("table", "--sweep", sweep[1])
     named = ("--caption", "Steps", "--latex-label", "tab:steps", "--limit", "1", "--links", "--format", "latex")
     latex = ended(flopwatch(*chosen, *named, "--best", "--relative-to", "context_length=8"))

@@ -146,7 +146,7 @@ def test_sides_that_make_no_pair(flopwatch: Any, arguments: tuple[str, ...]) -> 
     assert flopwatch(*arguments).returncode == 2
 
 
-def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
+def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any, site: Any) -> None:
     one, same, slower, other = run(seed=1), run(seed=1), run(1.2, seed=1), run(seed=2)
     assert ended(flopwatch("baseline", "set", "main", one)) == f"baseline main: 1 case of job {one}\n"
     ended(flopwatch("baseline", "set", "main", other))
@@ -161,6 +161,10 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     assert "missing" in ended(flopwatch("check", "--baseline", "main", run(seed=3)), 6)
     failed = run(seed=1, state="failed")
     assert f"(job {failed}: failed)" in ended(flopwatch("check", "--baseline", "main", failed), 6)
+    other_kind = str(site.submit(spec={"kind": "memory", "seed": 1})["id"])
+    ended(flopwatch("cancel", other_kind))
+    both = ended(flopwatch("check", "--baseline", "main", failed, other_kind), 6)
+    assert f"(job {failed}: failed)" in both, "not the job of another kind"
     assert "16 and 8 processes" in ended(flopwatch("compare", f"{one},{same}", slower))
     ended(flopwatch("baseline", "delete", "main"))
     assert "There is no baseline" in ended(flopwatch("check", "--baseline", "main"), 1)

@@ -97,7 +97,7 @@ def test_control_characters_of_a_job_are_escaped(flopwatch: Any, hostile: int) -
         ("logs", str(hostile), "--follow"),
         ("show", str(hostile)),
         ("jobs",),
-        *(("table", "--job", str(hostile), "--format", form) for form in ("csv", "latex")),
+        *(("table", "--job", str(hostile), "--format", form) for form in ("markdown", "csv", "latex", "html")),
         ("table", "--job", str(hostile), "--name", f"kernels{HOSTILE}"),
     ]
     for command in commands:

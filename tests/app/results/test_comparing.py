@@ -272,6 +272,8 @@ def test_what_was_measured_of_a_comparison_that_ended_too_soon_is_told(database,
     assert not any("no numbers" in note for note in sheet.notes)
     (whole,) = rows(compare_sides(database, run(16, {"state": "succeeded"})))
     assert whole["finding"] == "better", "the control: a comparison that was not cut short"
+    nothing = about(compare_sides(database, run(0, {"state": state, "error": {"code": code}})), "sentence")
+    assert "ended before" not in str(nothing)
 
 
 @pytest.fixture

@@ -185,6 +185,10 @@ class TestCells:
         assert "unknown" not in render(sheet, "markdown")
         assert "| – |" in " ".join(render(sheet, "markdown").split())
 
+    def test_a_case_that_knows_nothing_has_a_row_too(self, database: Database, measure: Measure) -> None:
+        measure(("mfu", {"outcome": "unknown"}), ("tokens_per_s", {"outcome": "unknown"}))
+        assert outcomes(table(database), "tokens_per_s") == ["unknown"]
+
 
 class TestPartial:
     """Jobs that failed or were cancelled show what they measured as what it is."""

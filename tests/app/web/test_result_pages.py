@@ -149,6 +149,11 @@ def test_lines_and_a_heat_map_with_the_outcomes(filled: Any) -> None:
     assert lines["data"][0]["customdata"][0][1] == "/ui/jobs/1"
 
 
+def test_nothing_measured_is_no_error(filled: Any) -> None:
+    assert "No results to plot yet" in filled.http.get("/ui/plots?job=9").text
+    assert filled.http.get("/ui/plots?job=8").status_code == 200
+
+
 class TestTables:
     def test_the_form_sends_empty_fields(self, filled: Any) -> None:
         found = page(filled, "/ui/tables?kind=&sweep=1&job=&label=&since=&until=")
