@@ -32,6 +32,13 @@ class TestTable:
         names = [word for word in text.split() if word not in ("metric", "median", *(number for _, number in rows))]
         assert "".join(names) == "".join(name for name, _ in rows)
 
+    def test_many_columns_that_identify_the_rows(self) -> None:
+        """Six columns of 16 characters, which together identify the rows: they follow in parts."""
+        rows = [[f"{at:04}{'x' * 8}{(number >> at) % 2:04}" for at in range(6)] for number in range(64)]
+        text = layout.table([*"abcdef"], rows)
+        assert max(map(len, text.splitlines())) <= 60
+        assert set(text.split()) == {*"abcdef", *(value for row in rows for value in row)}
+
     def test_wide_characters_take_two_cells(self) -> None:
         rows = [[number, *(3 * ["模型" * 5])] for number in "12"]
         text = layout.table(["id", "name", "labels", "note"], [*rows, ["3", "a", "b", "c"]])
