@@ -45,9 +45,9 @@ def precision_of_products(run: Callable[[], object], device: torch.device) -> tu
     cudnn: Any = torch.backends.cudnn
     if device.type == "cuda" and cudnn.conv.fp32_precision == "tf32":  # as by default
         others = {"tf32" if one == "fp32" else one for one in others}
-    if not flops and len(others) == 1 and "another" not in others:
-        return dict.fromkeys(others, 1.0), ""
     if not flops:
+        if len(others) == 1 and "another" not in others:
+            return dict.fromkeys(others, 1.0), ""
         return {}, "the precision of the step's products is unknown: the profiler saw none"
     shares = {dtype: count / flops.total() for dtype, count in flops.most_common() if count}
     dtype, most = next(iter(shares.items()))

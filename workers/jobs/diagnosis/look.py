@@ -204,7 +204,7 @@ def beside(samples: Samples, own: OwnCode) -> str | None:
     of_places: Counter[str] = Counter()
     for (thread, frames), ns in samples.others_ns.items():
         place = stack_of(own.place(*frame) for frame in frames)[-1]
-        of_places[f"thread {thread}" if place is None else f"{place.file}:{place.line} {place.function}"] += ns
+        of_places[f"thread {thread}" if place is None else place.text] += ns
     most = max(of_places, key=lambda one: of_places[one])
     return f"other threads compute for {100 * share:.0f} % of it, most in {most}"
 
@@ -334,7 +334,7 @@ class Places:
             if one.name == COLLECTED and (at := self.at(one.begin_ns)) is not None:
                 found[at] += one.end_ns - one.begin_ns
         place = max(found, key=lambda one: found[one], default=None)
-        return COLLECTED if place is None else f"{place.file}:{place.line} {place.function}: {COLLECTED}"
+        return COLLECTED if place is None else f"{place.text}: {COLLECTED}"
 
     @functools.cached_property
     def _written(self) -> Mapping[tuple[str, str], tuple[int, int]]:

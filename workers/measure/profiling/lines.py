@@ -46,6 +46,10 @@ class Place(NamedTuple):
     line: int
     function: str
 
+    @property
+    def text(self) -> str:
+        return f"{self.file}:{self.line} {self.function}"
+
 
 Stack = Sequence[Place | None]
 """Open lines, the outermost first; or None alone."""
