@@ -225,6 +225,7 @@ def test_many_calls_that_allocate_run_in_the_memory_of_one() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("cycles", [20_000, 200_000])
 def test_device_time_agrees_with_the_profilers(clock: DeviceClock, cycles: int) -> None:
     """A single kernel's time agrees with CUPTI's, within 5 % from 10 µs on."""

@@ -106,8 +106,8 @@ NO_UPDATES = ("optim/lr_scheduler.py", "optim/swa_utils.py")
 """Files there that stand for none: a step without its optimizer has their work, too."""
 OF_HOST = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py", "_tensor_str.py")
 """Files of torch that compile, or write tensors as text: the operators that they run are none of the step's work."""
-COMPILING, COMPILES = " (dynamo_timed)", "torch.compile compiles here"
-"""The end of the profiler's names of a compilation's parts, and the note on a line in which the traced step has one."""
+COMPILES = "torch.compile compiles here"
+"""The note on a line in which the traced step does."""
 COLLECTED = "garbage collection"
 BETWEEN_NODES_NS = 100_000
 """Two nodes of a backward pass follow each other within this time."""
@@ -368,7 +368,7 @@ class Places:
     @functools.cached_property
     def compiling(self) -> Set[Place | None]:
         """The lines in which torch.compile compiled something in the traced step."""
-        return {self.at(one.begin_ns) for one in self.profile.recording.host if one.name.endswith(COMPILING)}
+        return {self.at(one.begin_ns) for one in self.profile.recording.host if one.name.endswith(idle.COMPILING)}
 
     @functools.cached_property
     def mallocs(self) -> int:

@@ -45,7 +45,7 @@ small for both."""
 CLOSE = 0.05
 """A change that was further off when it was screened needs no interval."""
 FOR_SCREENING = 0.5
-"""The largest part of the budget after which no further change is screened."""
+"""The largest part of the budget after which no further change is screened while turns have a use for the rest."""
 DISTURBED, SAMPLED = 1.25, 1.5
 """How many times longer than later ones the profiled steps may take: others on the host lengthen some parts of a step
 more than others, so its shares are not those of a calm host. And by how much sampling itself may lengthen them."""
@@ -69,7 +69,7 @@ def further(spec: DiagnosisSpec, so_far: SoFar) -> list[Unit]:
         return []
     if stage in ("look", "screen") and (units := progress.screening()):
         return units
-    if units := progress.turns() or progress.screening():
+    if units := progress.turns() or progress.screening(left_over=True):
         return units
     return [Unit("the answer", {"stage": "conclude", **progress.findings()})]
 
@@ -100,10 +100,10 @@ class _Progress:
         screened, looked = self.of((), ["screen"]), self.of((), ["look"])
         return [*screened, *(ms for ms in looked if not screened or ms <= DISTURBED * statistics.median(screened))]
 
-    def screening(self) -> list[Unit]:
+    def screening(self, *, left_over: bool = False) -> list[Unit]:
         """Plan the first run of the next change for which there is time, by how long such runs took so far or, at
-        first, by the look at the step, which takes longer. After turns, all of the time that they have left is for
-        it."""
+        first, by the look at the step, which takes longer. After turns, and if none follow (`left_over`), all of
+        the time that is left is for it."""
         tried = {_names(row) for row in self.rows if row["stage"] == "screen"}
         possible = [(row["change"],) for row in self.candidates if row["why_not"] is None]
         left = [names for names in possible if names not in tried and names[0] not in self.too_slow]
@@ -116,7 +116,7 @@ class _Progress:
         for_turns = self.left_s - self._reserved_s()
         if self._clear() and for_turns < limit_s and (for_turns >= 0 or not had_turns):
             return []
-        kept_s = 0.0 if had_turns else (1 - FOR_SCREENING) * self.spec.budget_s
+        kept_s = 0.0 if left_over or had_turns else (1 - FOR_SCREENING) * self.spec.budget_s
         return self._units("screen", left[:1], limit_s) if self.left_s - kept_s >= self._turn_s() else []
 
     def _clear(self) -> bool:

@@ -5,8 +5,8 @@ that begins then, whose launch says what the device waited for:
 
 - Launched after the gap had begun: the host was late. It was in a loader (`input`); in a call that waits for the device
   or reads a number of it (`synchronisation`), which also is to blame for what follows until the next launch, but for
-  `host`, since the device had run dry; in an optimizer's step (`optimizer`); collecting garbage (`host`); in operators
-  (`launches`), or for longer than HOST_NS in none that launches work (`host`).
+  `host`, since the device had run dry; in an optimizer's step (`optimizer`); collecting garbage or compiling (`host`);
+  in operators (`launches`), or for longer than HOST_NS in none that launches work (`host`).
 - Launched before: the device was slow to start it (`launches`, or `optimizer`), or waited for another stream
   (`unexplained`).
 - Part of the same CUDA graph as the work before: of the graph itself (`kernels`); the host has no part in it.
@@ -40,6 +40,8 @@ WORKING = (RUNNING, "communication", "copies")
 """The classes of time in which the device works."""
 COLLECTS = "garbage collection"
 """The range around a run of Python's garbage collector (`collections_named`)."""
+COMPILING = " (dynamo_timed)"
+"""The end of the names of ranges in which torch.compile compiles."""
 UNSLOWED = ("input", "host", "kernels", COLLECTS)
 """The classes of idle time that a profiler does not lengthen."""
 LOADER = re.compile(r"enumerate\(DataLoader\)#")
@@ -344,6 +346,7 @@ class _Host:
         self.updating = merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
         self.updates = inside(self.updating)
         self.collecting = merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
+        self.compiling = merged((one.begin_ns, one.end_ns) for one in events if one.name.endswith(COMPILING))
         issued = sorted(one.begin_ns for one in events if one.kind == "launch")
 
         def issues(one: HostEvent) -> bool:
@@ -353,6 +356,10 @@ class _Host:
 
         operators = (one for one in events if one.kind not in ("range", "python"))
         self.issuing = merged((one.begin_ns, one.end_ns) for one in operators if issues(one))
+
+    def compile_at(self, moment_ns: int) -> int:
+        """Return when the compilation of this moment began: operators that it runs have other lines."""
+        return self.compiling[bisect.bisect_right(self.compiling, (moment_ns, math.inf)) - 1][0]
 
     def call_at(self, moment_ns: int) -> int:
         """Return when the call began that waits in the read or call of this moment."""
@@ -396,8 +403,7 @@ def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stret
     """Yield the parts of the time in which the device had nothing to do, since the host was late."""
     # The host waited until the device had run dry: until the next launch, all is due to that.
     dry = next((one for one in host.waiting if one[0] <= begin <= one[1] + START_NS), None)
-    at = begin
-    for until, in_loader in _cut(begin, end, host.loading):
+    for at, until, in_loader in _cut(begin, end, host.loading):
         if in_loader:
             yield Stretch(at, until, "input", at, name)
         elif dry is not None:
@@ -408,39 +414,43 @@ def _late(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stret
                 is_own = part.cause == "host"
                 yield part if is_own else replace(part, cause="synchronisation", at_ns=call, then=part.cause)
         else:
-            for inner, waiting in _cut(at, until, host.waiting):
+            for since, last, waiting in _cut(at, until, host.waiting):
                 if waiting:
-                    yield Stretch(at, inner, "synchronisation", host.call_at(at), name)
+                    yield Stretch(since, last, "synchronisation", host.call_at(since), name)
                 else:
-                    yield from _busy_host(at, inner, host, name)
-                at = inner
-        at = until
+                    yield from _busy_host(since, last, host, name)
 
 
 def _busy_host(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stretch]:
-    at = begin
-    for until, collects in _cut(begin, end, host.collecting):
+    for at, until, collects in _cut(begin, end, host.collecting):
         if collects:
             yield Stretch(at, until, "host", at, name, collects=True)
-            at = until
-        for inner, updates in _cut(at, until, host.updating):
-            if updates:
-                yield Stretch(at, inner, "optimizer", at, name)
-                at = inner
-            since = at
-            for last, issuing in _cut(at, inner, host.issuing):
-                if not issuing and last - at > HOST_NS:
-                    if since < at:
-                        yield Stretch(since, at, "launches", since, name)
-                    yield Stretch(at, last, "host", (at + last) // 2, name)
-                    since = last
-                at = last
-            if since < at:
-                yield Stretch(since, at, "launches", since, name)
+            continue
+        for since, last, compiles in _cut(at, until, host.compiling):
+            if compiles:
+                yield Stretch(since, last, "host", host.compile_at(since), name)
+            else:
+                yield from _issuing_host(since, last, host, name)
 
 
-def _cut(begin: int, end: int, intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bool]]:
-    """Yield the ends of the parts into which disjoint intervals cut a time, and whether each part is inside of one."""
+def _issuing_host(begin: int, end: int, host: _Host, name: str | None) -> Iterator[Stretch]:
+    for at, until, updates in _cut(begin, end, host.updating):
+        if updates:
+            yield Stretch(at, until, "optimizer", at, name)
+            continue
+        since = at
+        for first, last, issuing in _cut(at, until, host.issuing):
+            if not issuing and last - first > HOST_NS:
+                if since < first:
+                    yield Stretch(since, first, "launches", since, name)
+                yield Stretch(first, last, "host", (first + last) // 2, name)
+                since = last
+        if since < until:
+            yield Stretch(since, until, "launches", since, name)
+
+
+def _cut(begin: int, end: int, intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
+    """Yield the parts into which disjoint intervals cut a time: beginning, end, and whether it is inside of one."""
     at = begin
     for one, other in intervals[max(0, bisect.bisect_left(intervals, (begin, begin)) - 1) :]:
         if other <= at:
@@ -448,8 +458,8 @@ def _cut(begin: int, end: int, intervals: Sequence[tuple[int, int]]) -> Iterator
         if max(one, at) >= end:
             break
         if one > at:
-            yield one, False
-        at = min(other, end)
-        yield at, True
+            yield at, one, False
+        since, at = max(one, at), min(other, end)
+        yield since, at, True
     if at < end:
-        yield end, False
+        yield at, end, False

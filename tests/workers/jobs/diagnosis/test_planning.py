@@ -207,6 +207,16 @@ def test_a_small_budget_is_kept_and_what_was_left_out_is_said(budget_s: int) -> 
     assert not Played(budget_s=budget_s, look_s=budget_s + 1.0).sides("screen"), "the look has taken all of it"
 
 
+def test_time_that_no_turns_have_a_use_for_goes_to_changes_that_were_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow processes had used half of the budget; the rest was left, and the change that helps not tried."""
+    for name in ("fused_optimizer", "compile_blocks"):
+        monkeypatch.setitem(STEP_MS, name, 110.0)
+    monkeypatch.setitem(STEP_MS, "threads", 70.0)
+    played = Played(budget_s=60, seconds=9.5, look_s=6.0)
+    assert played.sides("screen")["threads"]
+    assert sum(played.seconds) <= 60 + 10
+
+
 def test_a_clear_gain_takes_its_turns_before_a_small_budget_is_spent_on_other_changes() -> None:
     """Each turn takes the start of an interpreter more than the screening; with all screened first, too few turns
     were left for any interval."""

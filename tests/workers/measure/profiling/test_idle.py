@@ -99,6 +99,19 @@ def test_a_long_operator_on_a_cpu_is_the_hosts_own(made: Made) -> None:
     assert made.classes(500) == {"launches": 5 + 130 + 5, "host": 300, RUNNING: 5 + 55}
 
 
+def test_what_torch_compiles_in_a_step_is_the_hosts_own_whatever_operators_it_runs(made: Made) -> None:
+    made.launch(0, 5, 10)
+    made.on_host("aten::linear", 20, 900)
+    made.on_host("entire_frame_compile (dynamo_timed)", 100, 800, "range")
+    for at in (200, 700):
+        made.on_host("aten::mm", at, at + 40)
+        made.on_host("cudaStreamIsCapturing", at + 10, at + 12, "launch")
+    made.launch(890, 895, 1000)
+    assert made.classes(1000) == {"launches": 5 + 90 + 90 + 5, "host": 700, RUNNING: 5 + 105}
+    found = stretches(made.recording, Interval("step_1", 1, 0, 1000 * US))
+    assert {one.at_ns / US for one in found if one.cause == "host"} == {100}, "its line is that of the compiled call"
+
+
 def test_many_short_operators_on_a_cpu_are_the_hosts_own(made: Made) -> None:
     made.launch(0, 5, 10)
     for at in range(20, 5000, 10):
