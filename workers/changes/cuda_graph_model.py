@@ -26,11 +26,13 @@ def _why_not(look: Look) -> str | None:
 
 
 class _Calls:
-    """The arguments with which modules are called in the first step, after which they are captured."""
+    """The arguments with which modules are called in the first step, after which they are captured, under the same
+    autocast: a graph has the data types of its capture."""
 
     def __init__(self, step: OwnStep) -> None:
         self._step, self._steps = step, 0
         self._calls: dict[nn.Module, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+        self._autocast: set[tuple[bool, torch.dtype]] = set()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -49,6 +51,7 @@ class _Calls:
             for one in arguments
         ]
         self._calls.setdefault(module, []).append((tuple(copies), options))
+        self._autocast.add((torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")))
 
     def _capture(self) -> None:
         """Capture the models or, where one cannot be, all blocks. Raises Unsupported: not even its blocks can be
@@ -72,7 +75,10 @@ class _Calls:
             raise Unsupported("a module is called several times in a step, and a graph keeps the numbers of one call")
         if any(options or not all(map(torch.is_tensor, given)) for ((given, options),) in called.values()):
             raise Unsupported("a module takes arguments that are no tensors, or by name")
-        with capturing():
+        if len(self._autocast) > 1:
+            raise Unsupported("modules are called under different autocasts")
+        ((enabled, dtype),) = self._autocast
+        with capturing(), torch.autocast("cuda", dtype, enabled, cache_enabled=False):
             torch.cuda.make_graphed_callables(tuple(called), tuple(calls[0][0] for calls in called.values()))
 
 
@@ -84,7 +90,8 @@ def _graphed(step: OwnStep) -> Iterator[None]:
 
 CHANGE = Change(
     causes=("launches", "host"),
-    how="torch.cuda.make_graphed_callables(model, inputs), or for its blocks",
+    how="torch.cuda.make_graphed_callables(model, inputs), or for its blocks, under the step's autocast with "
+    "cache_enabled=False",
     why_not=_why_not,
     after=_graphed,
 )

@@ -80,7 +80,10 @@ MEASURED_S = 4.0
 LEAST = 0.01
 """A smaller share of the step is no cause: nobody gains from it."""
 LARGE = 0.05
-"""What takes more comes before the step's work in the answer, and so do its changes: time may not suffice for all."""
+"""What takes more comes before the step's work in the answer."""
+OF_WORK = 0.5
+"""About the most of its share that a change of the step's own work takes away; what waits may go whole. Those that may
+bring most are tried first: time may not suffice for all."""
 TOLD_BREAKS = 3
 """Most lines in which torch.compile breaks graphs that are named with launches."""
 MANY = 100
@@ -794,15 +797,14 @@ def _candidates(
 
 
 def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]]:
-    """Return the changes that are tried, those against the largest cause first, but all work behind what the answer
-    tells before it; cures before bounds, those against few causes before those against many, and slow ones last; and
-    those that cannot be, each with the reason."""
+    """Return the changes that are tried, those that may bring most first; cures before bounds, those against few causes
+    before those against many, and slow ones last; and those that cannot be, each with the reason."""
     total = sum(lost.values())
     of_cause: dict[str, float] = defaultdict(float)
     for (cause, _), ms in lost.items():
         of_cause[cause] += ms
     of_cause["kernels"] += of_cause["precision"]  # what shortens operators does so in float64, too
-    found: list[tuple[bool, bool, float, bool, int, list[Scalar]]] = []
+    found: list[tuple[bool, float, bool, int, list[Scalar]]] = []
     for name in spec.changes or CHANGES.names():
         change: Change = CHANGES.load(name)
         cause = max(change.causes, key=lambda one: of_cause[one])
@@ -818,9 +820,9 @@ def candidates(spec: DiagnosisSpec, look: Look, lost: Lost) -> list[list[Scalar]
         how = change.how if change.removes or not fields else ", ".join(f"{one}={_text(fields[one])}" for one in fields)
         done = isinstance(why_not, Done)
         row: list[Scalar] = [name, cause, why_not, change.removes, done, how, change.way, json.dumps(fields)]
-        late = cause in ("kernels", "attention") or of_cause[cause] < LARGE * total
-        found.append((change.slow, late, -of_cause[cause], change.removes, len(change.causes), row))
-    return [row for *_, row in sorted(found, key=lambda one: one[:5])]
+        brings = (OF_WORK if cause in ("kernels", "attention") else 1.0) * of_cause[cause]
+        found.append((change.slow, -brings, change.removes, len(change.causes), row))
+    return [row for *_, row in sorted(found, key=lambda one: one[:4])]
 
 
 def _fields(change: Change, look: Look) -> tuple[str | None, dict[str, Any]]:

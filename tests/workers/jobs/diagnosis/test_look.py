@@ -292,8 +292,8 @@ def test_a_step_that_is_not_followed_to_its_end_may_checkpoint_there(look, monke
     assert "no_checkpointing" in names
 
 
-@pytest.mark.parametrize(("ms", "first"), [(6.0, "fused_optimizer"), (4.0, "autocast_bf16")])
-def test_changes_are_tried_in_the_order_of_the_answer(ms: float, first: str) -> None:
+@pytest.mark.parametrize(("ms", "first"), [(40.0, "fused_optimizer"), (20.0, "autocast_bf16")])
+def test_what_may_bring_most_is_tried_first(ms: float, first: str) -> None:
     step = {"kind": "benchmark", "model": {"size": "tiny"}, "precision": "fp32", "device": "cpu"}
     spec = KINDS["diagnosis"].model_validate({"step": step})
     known = stage.Look(spec.step, torch.device("cpu"), None)
