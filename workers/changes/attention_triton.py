@@ -34,4 +34,5 @@ CHANGE = Change(
     how="flopwatch.kernels.flash_attention(q, k, v, is_causal=…) for scaled_dot_product_attention",
     why_not=why_not,
     before=_ours,
+    slow=True,
 )
