@@ -44,9 +44,9 @@ def _gain(cell: Any) -> str:
     """Write how many times better a row is: "1.18× (1.12–1.24)"."""
     if cell.outcome != "ok" or cell.value is None:
         return _without_value(cell)
-    decimals = 2 if cell.value >= 0.1 else _decimals(cell.value, 2)
-    ends = "" if cell.low is None else f" ({cell.low:.{decimals}f}–{cell.high:.{decimals}f})"
-    return f"{cell.value:.{decimals}f}×{ends}"
+    form = ".2f" if cell.value >= 0.1 else ".2g" if cell.value < SMALL else f".{_decimals(cell.value, 2)}f"
+    ends = "" if cell.low is None else f" ({cell.low:{form}}–{cell.high:{form}})"
+    return f"{cell.value:{form}}×{ends}"
 
 
 def _without_value(cell: Cell) -> str:
@@ -56,7 +56,8 @@ def _without_value(cell: Cell) -> str:
 def _common(cells: Iterable[Any], unit: str | None) -> int | None:
     """Return the number of decimals that suits all numbers of a column; None if each needs its own. It shows three
     digits of the smallest number and four of the largest, one digit of the smallest standard deviation, and at most two
-    digits of every standard deviation, except to show one of the smallest number."""
+    digits of every standard deviation, except to show one of the smallest number. Beside such noise, numbers without a
+    spread keep three digits of their own."""
     known = [cell for cell in cells if cell.value is not None]
     sizes = [abs(cell.value) for cell in known if cell.value]
     if not sizes or min(sizes) < SMALL or max(sizes) > WIDE * min(sizes):
@@ -72,6 +73,9 @@ def _common(cells: Iterable[Any], unit: str | None) -> int | None:
             max(wanted, _decimals(min(spreads), 1)), wanted + 2, max(_decimals(spread, 2) for spread in spreads)
         )
         wanted = max(wanted, _decimals(min(sizes), 1))  # a number that was measured is never shown as 0
+        exact = [abs(cell.value) for cell in known if cell.value and not cell.spread]
+        if exact and wanted < _decimals(min(exact), 3):
+            return None
     return min(MAX_DECIMALS, max(wanted, PURE_DECIMALS) if unit == "1" else wanted)
 
 

@@ -90,7 +90,7 @@ def _more_names(column: Column, sheet: Sheet) -> set[str]:
 
 def separated(sheet: Sheet) -> Sheet:
     """Return the sheet for people with the spread of each number in columns of its own, as CSV has it: the standard
-    deviation of a mean, the ends of a median's or a gain's interval."""
+    deviation of a mean, the ends of a median's interval or range, or of a gain's interval."""
     spread: dict[str, Sequence[tuple[str, str]]] = {"metric": SPREADS.get(sheet.statistic, ()), "gain": GAIN_ENDS}
     columns: list[Column] = []
     parts: list[Callable[[Sequence[Any]], Any]] = []
@@ -113,9 +113,11 @@ def _beside(column: Column, suffix: str) -> Column:
 
 def _without_spread(at: int, row: Sequence[Any]) -> Cell:
     cell: Cell = row[at]
-    return replace(cell, spread=None, low=None, high=None)
+    return replace(cell, spread=None, low=None, high=None, least=None, greatest=None)
 
 
 def _alone(at: int, attribute: str, row: Sequence[Any]) -> Cell:
     value = getattr(row[at], attribute)
+    if value is None:  # of fewer numbers than an interval takes, the range
+        value = getattr(row[at], {"low": "least", "high": "greatest"}.get(attribute, attribute))
     return NOT_MEASURED if value is None else Cell(value, None, None, "ok")

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from app.results import Cell, Column
+from app.results import Cell, Column, Sheet
 from app.results.digits import column_texts
+from app.results.heads import separated
 
 
 def texts(*numbers: float | tuple[float, float], unit: str = "ms") -> list[str]:
@@ -21,6 +22,7 @@ def texts(*numbers: float | tuple[float, float], unit: str = "ms") -> list[str]:
         ([(231.4, 138.2), (95.2, 40.0)], ["231 ± 138", "95 ± 40"]),
         ([0.01234, 1234.5], ["0.01234", "1234"]),
         ([3.0, 40.0], ["3", "40"]),
+        ([(16.1, 13.5), 0.22713], ["16 ± 14", "0.2271"]),
         ([1.49e-6, 0.0001524], ["1.49e-06", "0.000152"]),
         ([(1.49e-5, 2e-6), (0.2, 0.01)], ["1.49e-05 ± 2e-06", "0.200 ± 0.010"]),
     ],
@@ -41,6 +43,7 @@ def test_a_measured_number_is_never_zero(rng: random.Random) -> None:
     [
         (Cell(1.1849, None, None, "ok"), "1.18×"),
         (Cell(0.0123, None, None, "ok"), "0.012×"),
+        (Cell(1.234e-9, None, None, "ok", low=1.1e-9, high=1.4e-9), "1.2e-09× (1.1e-09–1.4e-09)"),
         (Cell(None, None, None, "no counterpart"), "no counterpart"),
         (Cell(None, None, None, None), "–"),
     ],
@@ -60,3 +63,5 @@ def test_a_median_of_few_has_its_range() -> None:
     few = Cell(284.25, None, 4, "ok", least=15.5, greatest=635.0)
     equal = Cell(300.0, None, 4, "ok", least=300.0, greatest=300.0)
     assert column_texts([few, equal], column) == ["284.2 (15.5–635.0)", "300.0"]
+    (apart,) = separated(Sheet([column], [[few]], statistic="median")).rows
+    assert [(cell.value, cell.least) for cell in apart] == [(284.25, None), (15.5, None), (635.0, None)]
