@@ -1,6 +1,13 @@
 """What changes by torch.compile share."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
 from workers.changes._base import Look
+from workers.measure.compilation import compilation
+from workers.outcome import Unsupported
 
 
 def why_not_compiled(look: Look) -> str | None:
@@ -10,3 +17,14 @@ def why_not_compiled(look: Look) -> str | None:
     if look.spec.mode == "generate":
         return "the cache grows with each token, and each length would be compiled anew"
     return "it is compiled already" if look.spec.compile else None
+
+
+@contextmanager
+def compiled(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Compile what calls of these modules do. Raises Unsupported, at the end: nothing was compiled."""
+    before = compilation().graphs
+    for module in modules:
+        module.compile()
+    yield
+    if compilation().graphs == before:
+        raise Unsupported("it compiles nothing: the step calls its model by other methods than forward, or not at all")

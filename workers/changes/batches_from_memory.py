@@ -1,5 +1,6 @@
 """No waiting for input: loaders return their first batches again and again."""
 
+import copy
 import itertools
 import weakref
 from collections.abc import Iterator
@@ -7,9 +8,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from workers.changes._base import LOADER_ANEW, Change, Look, own_only, replaced
+from workers.outcome import Unsupported
 
 KEPT = 2
 """Batches of a loader that are kept. The warm-up makes them."""
@@ -29,6 +32,15 @@ def _length(loader: Any) -> int | None:
         return None
 
 
+def _shapes(batch: Any) -> tuple[Any, ...]:
+    return tuple(one.shape if isinstance(one, torch.Tensor) else None for one in tree_leaves(batch))
+
+
+def _again(batch: Any) -> Any:
+    """Return a batch with the same tensors, in containers of its own: a step may put copies on the GPU there."""
+    return tree_map(lambda one: one if isinstance(one, torch.Tensor) else copy.copy(one), batch)
+
+
 def _from_memory(device: torch.device) -> AbstractContextManager[None]:
     plain: Any = DataLoader.__iter__
     kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -38,7 +50,9 @@ def _from_memory(device: torch.device) -> AbstractContextManager[None]:
             # Pinned, as the cure's are: else the copies would take longer than with it.
             with replaced(self, "pin_memory", self.pin_memory or device.type == "cuda"):
                 kept[self] = list(itertools.islice(plain(self), KEPT))
-        return itertools.islice(itertools.cycle(kept[self]), _length(self))
+            if len({*map(_shapes, kept[self])}) > 1:
+                raise Unsupported("batches of its loader differ in shape: the first ones are not like the others")
+        return map(_again, itertools.islice(itertools.cycle(kept[self]), _length(self)))
 
     return replaced(DataLoader, "__iter__", iterate)
 

@@ -1,13 +1,9 @@
 """The blocks of a model through torch.compile: repeated modules are compiled once."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from torch import nn
 
 from workers.changes._base import Change, Look
-from workers.changes._compile import why_not_compiled
-from workers.measure.own_step import OwnStep
+from workers.changes._compile import compiled, why_not_compiled
 
 
 def _why_not(look: Look) -> str | None:
@@ -29,19 +25,12 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-@contextmanager
-def _compiled(step: OwnStep) -> Iterator[None]:
-    for block in blocks(step.model):
-        block.compile()
-    yield
-
-
 CHANGE = Change(
     causes=("launches", "kernels", "host", "attention"),
     how="block.compile(), for each block of the model",
     why_not=_why_not,
     fields=lambda _: {"compile": True, "compile_scope": "blocks"},
-    after=_compiled,
+    after=lambda step: compiled(blocks(step.model)),
     slow=True,
     way="compile",
 )

@@ -1,11 +1,7 @@
 """The whole model through torch.compile."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from workers.changes._base import Change, Look
-from workers.changes._compile import why_not_compiled
-from workers.measure.own_step import OwnStep
+from workers.changes._compile import compiled, why_not_compiled
 
 
 def _why_not(look: Look) -> str | None:
@@ -14,19 +10,12 @@ def _why_not(look: Look) -> str | None:
     return None if any(True for _ in look.own.model.parameters()) else "the code makes no model with parameters"
 
 
-@contextmanager
-def _compiled(step: OwnStep) -> Iterator[None]:
-    for root in step.roots:
-        root.compile()
-    yield
-
-
 CHANGE = Change(
     causes=("launches", "kernels", "host", "attention"),
     how="model.compile()",
     why_not=_why_not,
     fields=lambda _: {"compile": True, "compile_scope": "model"},
-    after=_compiled,
+    after=lambda step: compiled(step.roots),
     slow=True,
     way="compile",
 )

@@ -8,10 +8,11 @@ import torch
 
 from workers.changes._base import Change, Look, all_replaced, own_only
 
-OF_TENSORS = ("to", "type", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty", "softmax", "sum", "mean")
+OF_TENSORS = ("to", "type", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty", "softmax", "log_softmax",
+              "sum", "mean", "prod", "cumsum")  # fmt: skip
 OF_TORCH = ("zeros", "ones", "full", "empty", "tensor", "as_tensor", "arange", "linspace", "eye", "rand", "randn",
-            "from_numpy", "zeros_like", "ones_like", "full_like", "empty_like", "softmax", "sum", "mean",
-            "set_default_dtype")  # fmt: skip
+            "from_numpy", "zeros_like", "ones_like", "full_like", "empty_like", "softmax", "log_softmax", "sum", "mean",
+            "prod", "cumsum", "set_default_dtype")  # fmt: skip
 """Functions that are told a data type."""
 
 
@@ -20,13 +21,13 @@ def _why_not(look: Look) -> str | None:
 
 
 def _single(_device: torch.device) -> AbstractContextManager[None]:
-    of = {torch.float64: torch.float32, "torch.DoubleTensor": "torch.FloatTensor"}
+    of = {torch.float64: torch.float32, float: torch.float32, "torch.DoubleTensor": "torch.FloatTensor"}
     of_numpy = (torch.from_numpy, torch.tensor, torch.as_tensor)  # whose type the array has
 
     def single(plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            kept = [of.get(one, one) if type(one) in (torch.dtype, str) else one for one in arguments]
-            if options.get("dtype") is torch.float64:
+            kept = [of.get(one, one) if isinstance(one, torch.dtype | str | type) else one for one in arguments]
+            if options.get("dtype") in (torch.float64, float):
                 options["dtype"] = torch.float32
             made = plain(*kept, **options)
             is_arrays = plain in of_numpy and made.dtype is torch.float64 and not made.requires_grad
@@ -35,7 +36,7 @@ def _single(_device: torch.device) -> AbstractContextManager[None]:
         return (lambda tensor, **options: tensor.float(**options)) if plain is torch.Tensor.double else call
 
     places = [(torch.Tensor, name) for name in ("double", *OF_TENSORS)] + [(torch, name) for name in OF_TORCH]
-    return all_replaced(single, *places, (torch.nn.functional, "softmax"))
+    return all_replaced(single, *places)
 
 
 CHANGE = Change(

@@ -47,8 +47,7 @@ def _patched(optimizer: Any) -> AbstractContextManager[None]:
     plain = optimizer.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:
-        chosen = options.get("foreach") or options.get("differentiable")
-        plain(self, *arguments, **(options if chosen else {**options, "fused": True}))
+        plain(self, *arguments, **{**options, "foreach": None, "fused": True})
 
     return replaced(optimizer, "__init__", init)
 

@@ -4,10 +4,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from workers.changes._base import LOADER_ANEW, Change, Look, own_only, replaced
-from workers.changes.loader_workers import workers
+from workers.changes._base import LOADER_ANEW, Change, Look, own_only
+from workers.changes._loaders import loaders_made
+from workers.changes.loader_workers import repeats, workers
 
 FACTOR = 4
 WITHOUT = "its loaders have no worker processes: loader_workers adds them"
@@ -20,15 +20,13 @@ def _why_not(look: Look) -> str | None:
 
 
 def _ahead(_device: torch.device) -> AbstractContextManager[None]:
-    plain: Any = DataLoader.__init__
+    def change(options: dict[str, Any]) -> None:
+        if number := options.get("num_workers"):
+            options["num_workers"] = number if repeats(options["dataset"]) else max(number, workers())
+            ahead = max(FACTOR, options.get("prefetch_factor") or 0)
+            options |= {"persistent_workers": True, "prefetch_factor": ahead}
 
-    def init(self: Any, *arguments: Any, **options: Any) -> None:
-        if options.get("num_workers"):
-            options["num_workers"] = max(options["num_workers"], workers())
-            options |= {"persistent_workers": True, "prefetch_factor": FACTOR}
-        plain(self, *arguments, **options)
-
-    return replaced(DataLoader, "__init__", init)
+    return loaders_made(change)
 
 
 CHANGE = Change(

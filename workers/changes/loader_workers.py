@@ -1,13 +1,16 @@
 """Batches made by worker processes, ahead of the step."""
 
 import inspect
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
-from workers.changes._base import LOADER_ANEW, Change, Look, cores, own_only, replaced
+from workers.changes._base import LOADER_ANEW, Change, Look, cores, own_only
+from workers.changes._loaders import loaders_made
 from workers.outcome import Unsupported
 
 MOST = 4
@@ -28,29 +31,34 @@ def _why_not(look: Look) -> str | None:
     return None
 
 
-def _repeats(dataset: Any) -> bool:
+def repeats(dataset: Any) -> bool:
     """Return True if each worker process would give all samples: an iterable dataset that does not share them out."""
     if not isinstance(dataset, IterableDataset):
         return False
     functions = [one for kind in type(dataset).__mro__[:-1] for one in vars(kind).values() if inspect.isfunction(one)]
-    return not any("get_worker_info" in function.__code__.co_names for function in functions)
+    return not any("get_worker_info" in _names(function.__code__) for function in functions)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function uses, and those inside of it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 def _with_workers(device: torch.device) -> AbstractContextManager[None]:
-    plain: Any = DataLoader.__init__
-
-    def init(self: Any, *arguments: Any, **options: Any) -> None:
-        if len(arguments) < 6 and not options.get("num_workers"):  # the sixth is num_workers
-            if _repeats(arguments[0] if arguments else options["dataset"]):
+    def change(options: dict[str, Any]) -> None:
+        if not options.get("num_workers"):
+            if repeats(options["dataset"]):
                 raise Unsupported(
                     "each worker process would read all of its iterable dataset: share it out in __iter__ by "
                     "torch.utils.data.get_worker_info()"
                 )
             options |= {"num_workers": workers(), "persistent_workers": True}
             options.setdefault("pin_memory", device.type == "cuda")
-        plain(self, *arguments, **options)
 
-    return replaced(DataLoader, "__init__", init)
+    return loaders_made(change)
 
 
 CHANGE = Change(

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from workers.changes._base import OPTIMIZER_ANEW, Change, Look
 from workers.measure.own_step import OwnStep
+from workers.outcome import Unsupported
 
 
 def _why_not(look: Look) -> str | None:
@@ -12,15 +16,25 @@ def _why_not(look: Look) -> str | None:
         return None if look.spec.mode == "train_step" else f"mode {look.spec.mode} has no optimizer"
     if look.makes_optimizer:
         return OPTIMIZER_ANEW
+    if any(isinstance(one, torch.optim.LBFGS) for one in look.own.optimizers):
+        return "LBFGS runs the forward and backward passes of its closure several times, which it would take along"
     made = look.own.optimizers or look.own.plain_optimizers()
     return None if made else "the code makes no torch.optim.Optimizer, and no object with step() that holds parameters"
 
 
 @contextmanager
 def _without(step: OwnStep) -> Iterator[None]:
+    called: set[bool] = set()
+
+    def instead(closure: Any = None, *_others: Any, **_options: Any) -> Any:
+        called.add(True)
+        return closure() if callable(closure) else None
+
     for optimizer in (*step.optimizers, *step.plain_optimizers()):
-        vars(optimizer)["step"] = lambda closure=None: None if closure is None else closure()
+        vars(optimizer)["step"] = instead
     yield
+    if not called:
+        raise Unsupported("the step calls no optimizer.step, but for instance torch.compile(optimizer.step)")
 
 
 CHANGE = Change(

@@ -1,14 +1,14 @@
 """Copies to the GPU from pinned memory, for which the host does not wait."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from workers.changes._base import Change, Look, all_replaced, own_gpu_only, replaced
+from workers.changes._base import Change, Look, all_replaced, own_gpu_only
+from workers.changes._loaders import loaders_made
 
 COPY = "Memcpy HtoD (Pageable -> Device)"
 """The profiler's name of a copy from memory that is not pinned."""
@@ -57,16 +57,9 @@ class _Pinned:
 
 @contextmanager
 def _pinned(device: torch.device) -> Iterator[None]:
-    made: Any = DataLoader.__init__
-
-    def init(self: Any, *arguments: Any, **options: Any) -> None:
-        if len(arguments) < 8:  # the eighth is pin_memory
-            options["pin_memory"] = device.type == "cuda"
-        made(self, *arguments, **options)
-
-    with ExitStack() as undo:
-        undo.enter_context(replaced(DataLoader, "__init__", init))
-        undo.enter_context(all_replaced(_Pinned().instead, (torch.Tensor, "to"), (torch.Tensor, "cuda")))
+    to_pin = {"pin_memory": device.type == "cuda"}
+    copies = all_replaced(_Pinned().instead, (torch.Tensor, "to"), (torch.Tensor, "cuda"))
+    with loaders_made(lambda options: options.update(to_pin)), copies:
         yield
 
 
