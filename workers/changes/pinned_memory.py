@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from workers.changes._base import Change, Look, all_replaced, own_gpu_only
@@ -44,7 +45,8 @@ class _Pinned:
             to_gpu = plain is _plain_cuda or (
                 isinstance(target, str | torch.device | int) and torch.device(target).type == "cuda"
             )
-            if tensor.device.type != "cpu" or not to_gpu or isinstance(tensor, torch.nn.Parameter):
+            # Gradients do not pass through a pinned copy.
+            if tensor.device.type != "cpu" or not to_gpu or tensor.requires_grad or isinstance(tensor, nn.Parameter):
                 return plain(tensor, *given, **options)
             if len(given) < 3:  # the third, or second, is non_blocking
                 options = {**options, "non_blocking": True}

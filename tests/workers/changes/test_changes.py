@@ -399,6 +399,10 @@ def test_a_tensor_is_pinned_once_unless_it_may_have_changed(monkeypatch: pytest.
     pinned.of(theirs)
     array[:] = 3
     assert pinned.of(theirs).tolist() == [3, 3]
+    copy = pinned.instead(lambda tensor, *_given, **options: (tensor, options))
+    assert copy(theirs, "cuda")[1] == {"non_blocking": True}
+    leaf = torch.ones(2, requires_grad=True)
+    assert copy(leaf, "cuda") == (leaf, {}), "its gradient would be lost"
 
 
 @pytest.mark.parametrize(("precision", "why"), [("fp32", None), ("bf16", "none of its matrix products is in float32")])

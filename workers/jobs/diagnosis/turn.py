@@ -18,6 +18,7 @@ from workers.jobs._base import Unit
 from workers.jobs._profiled import profile_steps
 from workers.jobs._training import building, measuring
 from workers.measure.errors import NotMeasured
+from workers.measure.spans import merged
 from workers.measure.table import Column, Scalar
 from workers.outcome import RunnerError
 from workers.reporter import Reporter
@@ -108,17 +109,22 @@ def as_it_is(training: building.Training) -> Iterator[None]:
 
 
 def kept_kernels(profile: Profile) -> int:
-    """Return the number of kernels that no counterfactual takes away: matrix products and attention. Which ones they
-    are may differ between processes, since cuBLAS and the compiler choose them."""
-    from workers.measure.profiling import classes
+    """Return the number of kernels that no counterfactual takes away: matrix products and attention, but for those of
+    optimizers, such as Muon. Which ones they are may differ between processes, since cuBLAS and the compiler choose
+    them."""
+    from workers.measure.profiling import classes, idle
 
-    kept = (classes.MATMUL, classes.ATTENTION)
-    return sum(classes.class_of_kernel(one.name) in kept for one in profile.recording.device if one.kind == "kernel")
+    host = profile.recording.host
+    updates = idle.inside(merged((one.begin_ns, one.end_ns) for one in host if idle.UPDATES.match(one.name)))
+    of_updates = {one.id for one in host if one.kind == "launch" and updates(one.begin_ns)}
+    kernels = [one for one in profile.recording.device if one.kind == "kernel" and one.launch not in of_updates]
+    return sum(classes.class_of_kernel(one.name) in (classes.MATMUL, classes.ATTENTION) for one in kernels)
 
 
 def _check_kernels(training: building.Training, before: int, report: Reporter) -> None:
     """Raises RunnerError if a step from which work was taken differs from the step as it is in another place."""
-    profile, _, _ = profile_steps(training, 1, report, warm=True, shapes=False)
+    with nullcontext() if training.own is None else training.own.updates_named():
+        profile, _, _ = profile_steps(training, 1, report, warm=True, shapes=False)
     if (now := kept_kernels(profile)) != before:
         raise RunnerError(
             f"thrown away: its step has {now} matrix products and kernels of attention, and the step as it is {before}"

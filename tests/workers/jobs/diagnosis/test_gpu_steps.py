@@ -118,10 +118,12 @@ def test_only_torchs_own_folders_tell_a_cause() -> None:
 
 def test_a_counterfactual_with_other_products_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernels = [kernel(1, 1, 2, "sm90_gemm"), kernel(2, 3, 4), kernel(3, 5, 6, "flash_fwd_kernel")]
-    profile: Any = SimpleNamespace(recording=Recording([], kernels))
+    kernels.append(kernel(9, 9, 10, "sm90_gemm"))  # an update that multiplies matrices is taken away
+    events = [host("cudaLaunchKernel", 1, 2), host("Optimizer.step#Muon.step", 8, 12, "range"), host("cuLaunch", 9, 10)]
+    profile: Any = SimpleNamespace(recording=Recording(events, kernels))
     monkeypatch.setattr(turn, "profile_steps", lambda *_arguments, **_options: (profile, [], {}))
     assert turn.kept_kernels(profile) == 2
-    training: Any = None
+    training: Any = SimpleNamespace(own=None)
     turn._check_kernels(training, 2, Report(tmp_path))
     with pytest.raises(RunnerError, match=r"2 matrix products .* 3"):
         turn._check_kernels(training, 3, Report(tmp_path))
