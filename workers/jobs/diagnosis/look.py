@@ -23,6 +23,7 @@ from app.specs._training import TrainingSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.diagnosis import RARE, SMALL, WORK, WRITTEN, DiagnosisSpec
 from workers.changes import CHANGES
+from workers.changes._attention import OPERATOR as ATTENTION_OPERATOR
 from workers.changes._base import Change, Done, Elsewhere, Look
 from workers.jobs import _reference
 from workers.jobs._base import Unit
@@ -344,8 +345,12 @@ class Places:
         """The lines of each function, by its file and name, that write attention out: from the product before a softmax
         to the one after it, whose first factor is as large as what the softmax returns."""
         found: dict[tuple[str, str], list[tuple[HostEvent, int]]] = defaultdict(list)
-        for one in self.profile.recording.host:
-            if one.name in (PRODUCT, SOFTMAX) and (place := self._stack_at(one.begin_ns)[-1]) is not None:
+        events = self.profile.recording.host
+        torchs = inside(merged((one.begin_ns, one.end_ns) for one in events if one.name == ATTENTION_OPERATOR))
+        for one in events:
+            if one.name not in (PRODUCT, SOFTMAX) or torchs(one.begin_ns):
+                continue
+            if (place := self._stack_at(one.begin_ns)[-1]) is not None:
                 found[place.file, place.function].append((one, place.line))
         return {
             of: (min(line for _, line in calls), max(line for _, line in calls))

@@ -60,6 +60,8 @@ def test_attention_that_is_written_out_is_known_from_product_to_product() -> Non
     found = places(Recording([STEP, *calls], []), {1: 1, 20: 2, 40: 3, 60: 4, 80: 5, 100: 6})
     assert [line for line in LINE if found.writes_attention(LINE[line])] == [2, 3, 4, 5]
     assert not places(Recording([STEP, *calls[:2]], []), {1: 1, 20: 2}).writes_attention(LINE[2]), "a softmax alone"
+    torchs = host("aten::scaled_dot_product_attention", 15, 95, "operator")
+    assert not places(Recording([STEP, torchs, *calls], []), {1: 1, 20: 2}).writes_attention(LINE[2]), "torch's own"
 
 
 def test_a_gap_is_found_between_the_same_launches_of_the_slower_traced_step() -> None:
