@@ -112,11 +112,12 @@ def _phases(cases: Sequence[CaseOfJob]) -> list[str]:
     return [
         name
         for case in cases
-        if case.kind in KINDS and KINDS[case.kind].has_own_phases
+        for kind in kinds_of([case])
+        if KINDS[kind].has_own_phases
         for name, rows in case.processes.items()
         for row in rows[:1]
         if row.phase not in (None, *WHOLE_STEPS) and row.metric in (f"{row.phase}_ms", "unprofiled_ms")
-        if name not in KINDS[case.kind].table_columns
+        if name not in KINDS[kind].table_columns
     ]
 
 

@@ -121,6 +121,9 @@ class TestColumns:
         measure(*profiled, ("work_ms", {"phase": "data"}), spec={"kind": "profile"})
         names = ["data_unprofiled_ms", "forward_unprofiled_ms", "unprofiled_step_ms"]
         assert table(database, kind="profile").names("metric") == names
+        sides = {"baseline": {"kind": "benchmark"}, "candidate": {"kind": "benchmark", "precision": "bf16"}}
+        measure(("data_ms", {"phase": "data"}), ("step_ms", {"phase": "step"}), spec={"kind": "compare", **sides})
+        assert table(database, kind="compare").names("metric") == ["data_ms", "step_ms"]
 
     def test_what_other_kinds_time_is_no_phase_of_a_step(self, database: Database, measure: Measure) -> None:
         measure(("copy_gb_per_s", {}), ("copy_ms", {"phase": "copy"}), spec={"kind": "ceiling"})
