@@ -11,7 +11,7 @@ from app.web.plots.drawing import Figure
 
 PHASES = ("accumulation", "forward", "backward", "optimizer", "prefill")
 """Phases in the order of a step; those that the user's own code names follow them."""
-WHOLES = frozenset({"step", "isolated_step", "first_step", "decode", "rest"})
+WHOLES = frozenset({"step", "isolated_step", "first_step", "rest"})
 """Phases that are no parts of a step, or what its parts leave."""
 REST, DECODING = "rest of the step", "decoding"
 MAX_PROCESSES = 64

@@ -36,8 +36,8 @@ def test_phases_of_the_users_own_code_are_drawn_after_ours() -> None:
 
 def test_the_rest_of_the_users_own_step_is_that_of_the_table() -> None:
     """Phases that are slow in every other step: their medians add up to half of the step's."""
-    rows = [row("optimizer_ms", 320.0, "optimizer"), row("rest_ms", 0.363, "rest"), row("step_ms", 640.0, "step")]
-    assert medians(rows) == {"optimizer": 320.0, "rest of the step": 0.363}
+    rows = [row("decode_ms", 320.0, "decode"), row("rest_ms", 0.363, "rest"), row("step_ms", 640.0, "step")]
+    assert medians(rows) == {"decode": 320.0, "rest of the step": 0.363}
 
 
 def test_a_bar_for_each_process() -> None:
