@@ -324,24 +324,23 @@ def first_measurements(
 ) -> tuple[list[FinishedJob], list[Measured], bool]:
     """Return the first jobs, with all their measurements as above, and whether anything is left out.
 
-    At most MAX_BEGINNING measurements are read. If the first job alone has more, only its completely read cases are
-    returned; none if the job has several units, since later units may measure the same cases again.
+    At most MAX_BEGINNING measurements are read. If the first job that has any has more, only its completely read cases
+    are returned; if it has several units, which may measure the same cases again, all.
     """
-    job_ids = [job.id for job in jobs]
     recorded = _recorded(jobs)
     rows = _read(snapshot, _of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1))
     if len(rows) <= MAX_BEGINNING:
         return list(jobs), rows, False
     last = rows[-1]
-    if last.job_id != min(job_ids):
+    if last.job_id != rows[0].job_id:
         whole = [job for job in jobs if job.id < last.job_id]
         return whole, [row for row in rows if row.job_id < last.job_id], True
+    whole = [job for job in jobs if job.id <= last.job_id]
     unit = tables.unit.c
     units = select(func.count()).where(unit.job_id == last.job_id, unit.attempt == recorded[last.job_id])
     if snapshot.execute(units).scalar_one() > 1:
-        return [], [], True
+        return whole, measurements(snapshot, whole, statistic), len(whole) < len(jobs)
     cut = (last.case_key, last.device_key)
-    whole = [job for job in jobs if job.id == last.job_id]
     return whole, [row for row in rows if (row.case_key, row.device_key) != cut], True
 
 

@@ -132,7 +132,7 @@ def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
         sheet = results.table(services.database, query.choice(), layout, sort=query.sort, **extent)
     except InvalidRequest as problem:
         return {"problem": problem}
-    following = str(ROWS_PER_PAGE) if simple and sheet.is_cut else sheet.next
+    following = str(len(sheet.rows)) if simple and sheet.is_cut else sheet.next
     return {
         "table": table(sheet),
         "sheet": sheet,
