@@ -55,6 +55,8 @@ ended."""
 STEP = "the step as it is"
 TOO_LONG = "it took longer than"
 """In the reason of a change whose process was ended."""
+DRAWN = 0.01
+"""A returned number that differs by more between processes of the step as it is tells nothing of a change."""
 NOT_FINITE = "a number that the step returns becomes infinite or NaN"
 TITLES = {"screen": "does it help", "join": "do they help together", "turn": "by how much"}
 
@@ -345,7 +347,8 @@ class _Progress:
 
     def _differences(self) -> dict[str, float]:
         """Return the largest relative difference of the numbers that changed steps return from those of the step as it
-        is, in the first steps; infinite where one has become infinite or NaN."""
+        is, in the first steps; infinite where one has become infinite or NaN. Numbers that no seed decides, such as
+        rates, which differ between processes of the step as it is, are left out."""
         from app.results.agreement import FIRST, relative  # with the database, which every rank would import
 
         returned: dict[int, dict[tuple[int, str], float]] = {}
@@ -354,6 +357,9 @@ class _Progress:
                 value = float(row["not_finite"] or "nan") if row["value"] is None else row["value"]
                 returned.setdefault(row["unit_index"], {})[row["step"], row["name"]] = value
         plain = {one: value for one, value in returned.get(0, {}).items() if math.isfinite(value)}
+        others = [returned.get(row["unit_index"], {}) for row in self.rows if not row["changes"]]
+        drawn = {one[1] for one in plain for its in others if relative(plain[one], its.get(one, plain[one])) > DRAWN}
+        plain = {one: value for one, value in plain.items() if one[1] not in drawn}
         found: dict[str, float] = {}
         for row in self.rows:
             key, its = JOINED.join(_names(row)), returned.get(row["unit_index"], {})

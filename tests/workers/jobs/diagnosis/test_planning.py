@@ -1,5 +1,6 @@
 """The stages of a diagnosis, planned from tables that are made by hand."""
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -242,6 +243,17 @@ def test_each_number_is_compared_with_its_own_size() -> None:
     plain, changed = {"loss": 2.0, "tokens": 1e6}, {"loss": 1.0, "tokens": 1e6}
     played = Played(returned={"": plain, "fused_optimizer": changed, "threads": plain})
     assert played.found["differences"] == pytest.approx({"fused_optimizer": 0.5, "threads": 0.0})
+
+
+def test_a_number_that_differs_between_processes_of_the_step_as_it_is_tells_nothing_of_a_change() -> None:
+    rates = itertools.count(1.0)
+
+    class Rate(dict[str, float]):
+        def items(self) -> Any:
+            return {"loss": 2.0, "tokens_per_s": next(rates)}.items()
+
+    played = Played(returned={"": Rate(), "threads": Rate()})
+    assert played.found["differences"] == {"threads": 0.0}
 
 
 @pytest.mark.parametrize(("outcome", "alone"), [("refused", "refused"), ("failed", "inconclusive")])
