@@ -8,6 +8,8 @@ import torch
 import torch.optim
 
 from workers.changes._base import OPTIMIZER_ANEW, Change, Done, Look, replaced
+from workers.measure.own_step import OwnStep
+from workers.outcome import Unsupported
 
 FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 """Optimizers of torch.optim that take `fused`."""
@@ -22,7 +24,7 @@ def _why_not(look: Look) -> str | None:
         return OPTIMIZER_ANEW
     plain = [one for one in look.own.optimizers if type(one).__module__.startswith("torch.optim")]
     takes = [one for one in plain if type(one).__name__ in FUSED]
-    if not all(one.defaults.get("fused") for one in takes):
+    if not all(map(_is_fused, takes)):
         return None
     if written := [*(one for one in look.own.optimizers if one not in plain), *look.own.plain_optimizers()]:
         return f"{_names(written)} is your own class: one of torch.optim with fused=True may replace it"
@@ -43,6 +45,17 @@ def _fused(_device: torch.device) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _still_fused(step: OwnStep) -> Iterator[None]:
+    if not all(map(_is_fused, (one for one in step.optimizers if one.defaults.get("fused")))):
+        raise Unsupported("its load_state_dict undoes fused=True: set it in the param_groups that are loaded, too")
+    yield
+
+
+def _is_fused(optimizer: Any) -> bool:
+    return all(group.get("fused") for group in optimizer.param_groups)
+
+
 def _patched(optimizer: Any) -> AbstractContextManager[None]:
     plain = optimizer.__init__
 
@@ -58,4 +71,5 @@ CHANGE = Change(
     why_not=_why_not,
     fields=lambda _: {"optimizer": "torch_fused_adamw"},
     before=_fused,
+    after=_still_fused,
 )

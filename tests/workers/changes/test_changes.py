@@ -117,6 +117,10 @@ def test_an_optimizer_is_made_fused_and_gives_the_same_numbers(foreach: bool | N
     assert torch.optim.AdamW.__init__ is before
     assert losses(changed) == pytest.approx(plain, rel=1e-5)
     assert change.why_not(look(changed)) == "it is fused already"
+    changed.optimizers[0].load_state_dict(make_step().optimizers[0].state_dict())
+    with pytest.raises(Unsupported, match="load_state_dict"), change.after(changed):
+        pass
+    assert change.why_not(look(changed)) is None, "it is fused no more"
     own, one = OwnStep(), nn.Parameter(torch.ones(2))
 
     def make() -> Callable[[], object]:
