@@ -188,7 +188,7 @@ def _gain_text(metric: str, unit: str | None) -> str:
 
 
 def _is_reference(line: Line, relative_to: Mapping[str, str]) -> bool:
-    return all(value_text(line.coordinates.get(name)) == value for name, value in relative_to.items())
+    return all(value in _texts(line.coordinates.get(name)) for name, value in relative_to.items())
 
 
 Pairs = Sequence[tuple[str, str]]
@@ -222,16 +222,22 @@ def with_values(
     chosen = [
         item
         for item, own in zip(items, values, strict=True)
-        if all(_is_wanted(value_text(own.get(name)), texts) for name, texts in wanted.items())
+        if all(_is_wanted(own.get(name), texts) for name, texts in wanted.items())
     ]
     if not chosen and items:
         raise _no_such_row(values, where, option)
     return chosen
 
 
-def _is_wanted(text: str, wanted: Collection[str]) -> bool:
-    patterns = (one.replace("[", "[[]") for one in wanted if "*" in one or "?" in one)  # a bracket is none
-    return text in wanted or any(fnmatchcase(text, one) for one in patterns)
+def _is_wanted(value: Any, wanted: Collection[str]) -> bool:
+    patterns = [one.replace("[", "[[]") for one in wanted if "*" in one or "?" in one]  # a bracket is none
+    return any(text in wanted or any(fnmatchcase(text, one) for one in patterns) for text in _texts(value))
+
+
+def _texts(value: Any) -> list[str]:
+    """Return a value as people type it; a whole number also without the decimals that tables leave out."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return [value_text(value), *([f"{value:z.0f}"] if is_whole else [])]
 
 
 def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) -> InvalidRequest:
@@ -241,8 +247,8 @@ def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) 
             noun = "column" if option == "where" else "coordinate"
             detail = f"These results have no {noun} {name!r}{nearest(name, known)}"
             break
-        values = list(dict.fromkeys(value_text(row.get(name)) for row in rows))
-        if not any(_is_wanted(one, {value}) for one in values):
+        if not any(_is_wanted(row.get(name), {value}) for row in rows):
+            values = list(dict.fromkeys(value_text(row.get(name)) for row in rows))
             detail = f"No row has {name}={value}; there is {', '.join(values[:20])}{'…' if len(values) > 20 else ''}."
             break
     else:

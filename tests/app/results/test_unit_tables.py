@@ -47,6 +47,14 @@ def test_sorted_by_a_column_with_what_is_unknown_last(database, profiled, sort, 
     assert "".join(result_table(database, profiled, "kernels", Excerpt(sort=sort)).column("kernel")) == kernels
 
 
+@pytest.mark.parametrize("typed", ["2", "2.0", "2.*"])
+def test_a_whole_number_is_found_as_it_is_shown(database, profiled, typed) -> None:
+    assert result_table(database, profiled, "kernels", Excerpt(where=[("total_ms", typed)])).column("kernel") == [
+        "b",
+        "d",
+    ]
+
+
 def test_a_page_may_begin_and_end_in_any_unit(database, ended, reported) -> None:
     tables = [reported("n", [[4 * unit + row] for row in range(4)], unit_index=unit, n="integer") for unit in range(9)]
     job = ended(tables=tables)
