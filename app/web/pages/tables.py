@@ -33,10 +33,14 @@ MAX_JOBS_FOR_METRICS = 50
 """Largest number of jobs whose metrics the form offers."""
 JOB_PARAMETERS = ("kind", "sweep", "job", "label", "since", "until")
 """Parameters that choose jobs; the others lay the table out."""
-LISTS = ("kind", "sweep", "job", "label", "rows", "columns", "relative_to")
-"""Parameters that take several values; the form takes them in one field, separated by commas or spaces."""
+PAIRS = ("label", "relative_to", "where", "rename")
+LISTS = ("kind", "sweep", "job", "rows", "columns", *PAIRS)
+"""Parameters that take several values; the form takes them, but for pairs, in one field, separated by commas or
+spaces."""
 LABELS = "labels"
 """The form's field for several comma-separated labels; addresses have one `label` for each."""
+KEPT = (*JOB_PARAMETERS, "where", "rename")
+"""Parameters that the form which lays the table out has no field for, and keeps."""
 PAGE_PARAMETERS = ("panel", "after")
 """Parameters of the page itself, which exports and commands leave out."""
 
@@ -69,7 +73,7 @@ def tables(request: Request, services: CurrentServices, _form: Annotated[FormQue
         labels=separated.joined(parameters.get("label", ())),
         query=query,
         chosen=chosen,
-        choosing=[(name, value) for name, value in layout if name in JOB_PARAMETERS],
+        choosing=[(name, value) for name, value in layout if name in KEPT],
         suggested=[] if chosen else services.reading.sweeps(limit=SUGGESTED)[0],
         exports=[(name, "/tables?" + urlencode([*layout, ("format", name)])) for name in FORMATS],
         curl=f"curl '{str(request.base_url).rstrip('/')}/tables?{urlencode([*layout, ('format', 'markdown')])}'",
@@ -104,7 +108,7 @@ def parameters_of(request: Request) -> dict[str, Any]:
             except ValueError as wrong:
                 raise InvalidRequest.at("/labels", str(wrong)) from wrong
         elif name in LISTS:
-            parts = [value] if name in ("label", "relative_to") else re.split(r"[\s,]+", value.strip())
+            parts = [value] if name in PAIRS else re.split(r"[\s,]+", value.strip())
             parameters.setdefault(name, []).extend(part for part in parts if part)
         else:
             parameters[name] = value.strip()
@@ -125,16 +129,17 @@ def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
     """Return a page of the table or, if there is no table of these jobs, the problem, so that the form stays."""
     after = int(query.after or 0)
     # Without an order of its own, the table's beginning is that of the first jobs, so that only those are read.
-    simple = not (query.pivot or query.relative_to or query.best or query.sort or after)
+    simple = not (query.pivot or query.relative_to or query.where or query.best or query.sort or after)
     extent: dict[str, Any] = {"first": ROWS_PER_PAGE} if simple else {"limit": ROWS_PER_PAGE, "after": after}
     layout = replace(query.layout(), links=True)
     try:
         sheet = results.table(services.database, query.choice(), layout, sort=query.sort, **extent)
+        shown = table(query.styled(sheet))
     except InvalidRequest as problem:
         return {"problem": problem}
     following = str(len(sheet.rows)) if simple and sheet.is_cut else sheet.next
     return {
-        "table": table(sheet),
+        "table": shown,
         "sheet": sheet,
         "coordinates": offered_coordinates(sheet, query),
         "metrics": members.metrics(services.database, next(iter(query.sweep), None), query.job[:MAX_JOBS_FOR_METRICS]),

@@ -163,6 +163,12 @@ class TestTables:
     def test_several_ids_in_one_field(self, filled: Any) -> None:
         assert "/tables?job=1&job=4&job=5&format=csv" in page(filled, "/ui/tables?job=1+4,5").references
 
+    def test_it_takes_what_its_exports_take(self, filled: Any) -> None:
+        asked = "sweep=1&where=precision%3Dbf16&rename=step_ms%3DTime"
+        text = filled.http.get(f"/ui/tables?{asked}").text
+        assert (text.count("<td>bf16"), "<td>fp32" in text, ">Time</th>" in text) == (3, False, True)
+        assert '<input type="hidden" name="where" value="precision=bf16">' in text
+
     def test_kinds_that_do_not_go_together_leave_the_form(self, filled: Any) -> None:
         assert "several kinds" in page(filled, "/ui/tables?job=1&job=8").text
 
