@@ -5,7 +5,7 @@ reported. `comparing` makes a Comparison, which `comparison_sheet` writes as a S
 """
 
 from app.metrics import column_name
-from app.results.arranging import coordinate_of
+from app.results.arranging import coordinate_of, spellings
 from app.results.comparing import Comparison, Question, compare, compare_sides
 from app.results.comparison_sheet import sheet_of
 from app.results.heads import renamed
@@ -41,6 +41,7 @@ __all__ = [
     "render",
     "result_table",
     "sheet_of",
+    "spellings",
     "sweep_table",
     "table",
 ]

@@ -188,7 +188,7 @@ def _gain_text(metric: str, unit: str | None) -> str:
 
 
 def _is_reference(line: Line, relative_to: Mapping[str, str]) -> bool:
-    return all(value in _texts(line.coordinates.get(name)) for name, value in relative_to.items())
+    return all(value in spellings(line.coordinates.get(name)) for name, value in relative_to.items())
 
 
 Pairs = Sequence[tuple[str, str]]
@@ -231,10 +231,10 @@ def with_values(
 
 def _is_wanted(value: Any, wanted: Collection[str]) -> bool:
     patterns = [one.replace("[", "[[]") for one in wanted if "*" in one or "?" in one]  # a bracket is none
-    return any(text in wanted or any(fnmatchcase(text, one) for one in patterns) for text in _texts(value))
+    return any(text in wanted or any(fnmatchcase(text, one) for one in patterns) for text in spellings(value))
 
 
-def _texts(value: Any) -> list[str]:
+def spellings(value: Any) -> list[str]:
     """Return a value as people type it; a whole number also without the decimals that tables leave out."""
     is_whole = isinstance(value, float) and value.is_integer()
     return [value_text(value), *([f"{value:z.0f}"] if is_whole else [])]

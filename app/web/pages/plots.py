@@ -144,8 +144,8 @@ def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
     ask for. Raises InvalidRequest for a value that one coordinate never has."""
     alternatives: dict[str, set[str]] = {}
     known = list(points[0].place) if points else []
-    for name, value in map(pair, wanted):
-        alternatives.setdefault(results.coordinate_of(name, known), set()).add(value)
+    for name, value in (spelled(points, text) for text in wanted):
+        alternatives.setdefault(name, set()).add(value)
     chosen = points
     for name, texts in alternatives.items():
         values = [*map(address_text, values_along(points, name))]
@@ -157,6 +157,17 @@ def where(points: Sequence[Point], wanted: Sequence[str]) -> Sequence[Point]:
             raise InvalidRequest.at("/where", detail)
         chosen = [point for point in chosen if address_text(point.place.get(name)) in texts]
     return chosen
+
+
+def spelled(points: Sequence[Point], text: str) -> tuple[str, str]:
+    """Return the coordinate and the value of `coordinate=value` as the panel's form has them: whole numbers, and False,
+    may be written as tables write them."""
+    name, value = pair(text)
+    name = results.coordinate_of(name, points[0].place if points else ())
+    texts = {one: address_text(known) for known in values_along(points, name) for one in results.spellings(known)}
+    if "none" in texts:  # what stands for False, too
+        texts.setdefault("false", "none")
+    return name, texts.get(value, value)
 
 
 def first_metric(sweep: Mapping[str, Any] | None, measured: Sequence[str]) -> str | None:
@@ -223,7 +234,7 @@ def figures(
         "chart": embedded(chart) if points else None,
         "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
         "choices": list(values),
-        "filters": filters(values, {results.coordinate_of(name, values): value for name, value in map(pair, wanted)}),
+        "filters": filters(values, dict(spelled(all_points, text) for text in wanted)),
         "x": axes.x,
         "y": y,
         "left_out": max(0, len(groups) - MAX_MAPS),

@@ -217,6 +217,13 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
     assert first == ["step_ms", "step_ms", "peak_memory_mib"]
 
 
+def test_filters_take_values_as_tables_write_them() -> None:
+    points = [Point({"compile": on, "size_mb": size}, size) for on in (False, True) for size in (1.0, 2.0)]
+    view = figures(points, "step_ms", "ms", PlotsQuery(where=["compile=false", "size_mb=1"]), "Step (ms)")
+    assert json.loads(view["chart"]["json"])["table"]["rows"] == [[1.0, 1.0, None, None, "ok", None]]
+    assert view["filters"] == [("compile", ["none", "true"], "none"), ("size_mb", ["1.0", "2.0"], "1.0")]
+
+
 def test_filters_that_no_case_meets_together_leave_the_panel() -> None:
     points = [Point({"precision": "fp32", "batch_size": 1}, 1.0), Point({"precision": "bf16", "batch_size": 2}, 2.0)]
     view = figures(points, "step_ms", "ms", PlotsQuery(where=["precision=fp32", "batch_size=2"]), "Step (ms)")
