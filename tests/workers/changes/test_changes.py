@@ -435,7 +435,8 @@ def chosen_otherwise(see: Callable[[], object]) -> OwnStep:
 
         def one() -> torch.Tensor:
             torch.autograd.set_detect_anomaly(True)
-            see()
+            with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):
+                see()
             return next(model.parameters()).sum() * len(optimizer.param_groups)
 
         return one
@@ -507,7 +508,8 @@ def test_a_model_is_captured_under_the_autocast_of_its_calls() -> None:
 
 
 INSIDE: dict[str, Callable[[Any], bool]] = {
-    "attention_cudnn": lambda _own: torch._C._get_sdp_priority_order()[0] == int(SDPBackend.CUDNN_ATTENTION.value),
+    "attention_cudnn": lambda _own: torch.backends.cuda.cudnn_sdp_enabled()
+    and torch._C._get_sdp_priority_order()[0] == int(SDPBackend.CUDNN_ATTENTION.value),
     "attention_triton": replaced_now(nn.functional, "scaled_dot_product_attention"),
     "autocast_bf16": lambda _own: torch.is_autocast_enabled("cpu"),
     "batches_from_memory": replaced_now(DataLoader, "__iter__"),
