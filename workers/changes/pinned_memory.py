@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from workers.changes._base import Change, Look, all_replaced, own_gpu_only
@@ -30,6 +29,8 @@ class _Pinned:
     def of(self, tensor: Any) -> Any:
         if tensor.is_pinned():
             return tensor
+        if tensor.is_inference():  # it has no version
+            return tensor.pin_memory()
         version, pinned = self._kept.get(tensor, (None, None))
         # Memory that others may write to, such as NumPy's, changes without a new version.
         if version != tensor._version or not tensor.untyped_storage().resizable():
@@ -45,8 +46,7 @@ class _Pinned:
             to_gpu = plain is _plain_cuda or (
                 isinstance(target, str | torch.device | int) and torch.device(target).type == "cuda"
             )
-            # Gradients do not pass through a pinned copy.
-            if tensor.device.type != "cpu" or not to_gpu or tensor.requires_grad or isinstance(tensor, nn.Parameter):
+            if not to_gpu or not _may_be_pinned(tensor):
                 return plain(tensor, *given, **options)
             if len(given) < 3:  # the third, or second, is non_blocking
                 options = {**options, "non_blocking": True}
@@ -56,12 +56,30 @@ class _Pinned:
         _plain_cuda = torch.Tensor.cuda
         return copy
 
+    def into(self, plain: Any) -> Any:
+        """Return the method `copy_` that copies from pinned memory."""
+
+        def copy_(tensor: Any, src: Any, non_blocking: bool = False) -> Any:
+            if not tensor.is_cuda or not _may_be_pinned(src):
+                return plain(tensor, src, non_blocking)
+            return plain(tensor, self.of(src), True)
+
+        return copy_
+
+
+def _may_be_pinned(tensor: Any) -> bool:
+    """Return True of a tensor on the host with elements of its own; a gradient does not pass through a pinned copy."""
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    return is_plain and tensor.device.type == "cpu"
+
 
 @contextmanager
 def _pinned(device: torch.device) -> Iterator[None]:
     to_pin = {"pin_memory": device.type == "cuda"}
-    copies = all_replaced(_Pinned().instead, (torch.Tensor, "to"), (torch.Tensor, "cuda"))
-    with loaders_made(lambda options: options.update(to_pin)), copies:
+    pinned = _Pinned()
+    copies = all_replaced(pinned.instead, (torch.Tensor, "to"), (torch.Tensor, "cuda"))
+    into = all_replaced(pinned.into, (torch.Tensor, "copy_"))
+    with loaders_made(lambda options: options.update(to_pin)), copies, into:
         yield
 
 

@@ -405,8 +405,12 @@ def test_a_tensor_is_pinned_once_unless_it_may_have_changed(monkeypatch: pytest.
     assert pinned.of(theirs).tolist() == [3, 3]
     copy = pinned.instead(lambda tensor, *_given, **options: (tensor, options))
     assert copy(theirs, "cuda")[1] == {"non_blocking": True}
-    leaf = torch.ones(2, requires_grad=True)
-    assert copy(leaf, "cuda") == (leaf, {}), "its gradient would be lost"
+    for one in (torch.ones(2, requires_grad=True), nn.Parameter(torch.ones(2)), torch.eye(2).to_sparse()):
+        assert copy(one, "cuda") == (one, {}), "its gradient would be lost, or it has no elements to pin"
+    into = pinned.into(lambda _tensor, source, non_blocking: (source, non_blocking))
+    assert into(Number(), own_memory) == (pinned.of(own_memory), True)
+    with torch.inference_mode():
+        assert copy(torch.ones(2), "cuda")[0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(("precision", "why"), [("fp32", None), ("bf16", "none of its matrix products is in float32")])
