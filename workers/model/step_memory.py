@@ -605,8 +605,9 @@ class Play:
         each = 4 + 1 + 3 * 4 + (number if number < 4 else 0)
         work = self.take("logits of a chunk", Size(chunk * each, ("V",)))
         del work
-        if self.saves and number < 4 and not self.step.on_gpu:
-            product = self.take("product of a chunk", matrix)
+        if self.saves and number < 4 and not self.step.on_gpu:  # a CPU rounds the product, and casts it to be added
+            sizes = matrix, Size(4, weight), Size(chunk * number, ("V",))
+            product = [self.take("product of a chunk", one) for one in sizes]
             del product
         del copies
         out = Tensor(self.take("loss", Size(4, ONE)))
@@ -617,8 +618,7 @@ class Play:
                 scaled = self.take("gradient of the loss's input", narrow)
                 of_x = scaled if wide_x == narrow else self.take("gradient of the loss's input", wide_x)
                 if each_weight.bytes < 4 and not self.step.on_gpu:  # a CPU multiplies in float32, and then rounds
-                    product = self.take("gradient of the output layer, in float32", Size(4, weight))
-                    del product
+                    _product = self.take("gradient of the output layer, in float32", Size(4, weight))
                 return [of_x, self.take("gradient of the output layer", each_weight)]
 
             out.source = self.node([x.source, self.head], back, made)

@@ -30,6 +30,14 @@ MEASURED = [
     {"mode": "forward_backward", "key_heads": 2},
     {"optimizer": "torch_adamw", "context": 24, "batch": 1},
     {"fused_loss": True, "precision": "bf16"},
+    {
+        "fused_loss": True,
+        "precision": "bf16",
+        "parameters": "bf16",
+        "mode": "forward_backward",
+        "vocabulary": 9000,
+        "context": 2,
+    },
 ]
 
 
