@@ -102,14 +102,13 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
 
     Raises:
         TypeError: `step` is no function, or returns what has not run, such as a coroutine.
-        ValueError: a number of steps is not whole, below 0, or none is measured.
+        ValueError: a number of steps is not whole, or out of range, as where none is measured.
     """
     if not callable(step):
         given = type(step).__name__
         raise TypeError(f"measure takes a function that does one step, as in measure(step); this is of type {given}")
-    for name, steps, least in (("warmup_steps", warmup_steps, 0), ("measure_steps", measure_steps, 1)):
-        if steps is not None and not (isinstance(steps, numbers.Integral) and int(steps) >= least):
-            raise ValueError(f"measure takes {name} as a whole number from {least} on, not {_shown(steps)}")
+    warmup_steps = _steps("warmup_steps", warmup_steps, 0, 100_000)
+    measure_steps = _steps("measure_steps", measure_steps, 1, 1_000_000)
     if _listener is not None:
         _listener.measure(step, warmup_steps=warmup_steps, measure_steps=measure_steps)
         return
@@ -143,6 +142,14 @@ def measure(step: Callable[[], object], *, warmup_steps: int | None = None, meas
     spread = float(f"{max(median - low, high - median):.2g}")
     uncertain = f" ± {written(spread)}" if measured > 1 else ""
     sys.stdout.write(f"step: {written(median)}{uncertain} ms, the median of {measured}\n")
+
+
+def _steps(name: str, given: int | None, least: int, most: int) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or not least <= given <= most:
+        raise ValueError(f"measure takes {name} as a whole number from {least} to {most}, not {_shown(given)}")
+    return int(given)  # such as a scalar of numpy
 
 
 def why_not_run(returned: Any) -> str | None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 
 import flopwatch
@@ -56,8 +57,12 @@ def test_what_is_no_step_is_refused(listens: bool, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(steps, "_listener", Heard() if listens else None)
     with pytest.raises(TypeError, match=r"as in measure\(step\); this is of type float"):
         flopwatch.measure(0.5)  # type: ignore[arg-type]
-    for name, value in (("warmup_steps", -1), ("measure_steps", 0), ("measure_steps", 2.5)):
-        with pytest.raises(ValueError, match=rf"{name} as a whole number from . on, not {value}"):
+    for name, value in (
+        ("warmup_steps", -1),
+        ("measure_steps", 0),
+        *(("measure_steps", n) for n in (2.5, True, 10**7)),
+    ):
+        with pytest.raises(ValueError, match=rf"{name} as a whole number from . to 10+, not {value}"):
             flopwatch.measure(lambda: None, **{name: value})  # type: ignore[arg-type]
 
 
@@ -131,8 +136,9 @@ def test_a_listener_hears_all(monkeypatch: pytest.MonkeyPatch) -> None:
     steps.listen(Listener())
     with flopwatch.phase("forward"):
         flopwatch.work(items=3)
-    flopwatch.measure(lambda: None, measure_steps=2)
+    flopwatch.measure(lambda: None, measure_steps=numpy.int64(2))  # type: ignore[arg-type]
     assert heard == ["forward", {"flops": None, "tokens": None, "items": 3}, {"warmup_steps": None, "measure_steps": 2}]
+    assert type(heard[-1]["measure_steps"]) is int
 
 
 @pytest.mark.parametrize(

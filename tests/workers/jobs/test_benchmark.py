@@ -319,13 +319,30 @@ def test_a_users_model_needs_neither_flops_nor_a_cache(run, monkeypatch: pytest.
     report = run()
     assert metrics(report)["step_ms"]["outcome"] == "ok"
     for name in ("tflops", "mfu", "ceiling_percent"):
-        assert metrics(report)[name]["reason"] == "model 'transformer_lm' has no forward_flops()"
+        assert metrics(report)[name]["reason"].startswith("model 'transformer_lm' has no forward_flops(), or frozen")
     with pytest.raises(Unsupported, match="no key-value cache"):
         run(mode="generate")
     with pytest.raises(Unsupported, match="takes no argument 'targets', which fused_linear_cross_entropy needs"):
         run(fused_linear_cross_entropy=True)
     with pytest.raises(Unsupported, match=r"model 'transformer_lm': Plain has no blocks .* 'layers'"):
         run(compile=True)
+
+
+class Frozen(Plain):
+    """A user's model that trains its embedding alone."""
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.head.requires_grad_(False)
+
+    def forward_flops(self, batch_size: int, context_length: int) -> int:
+        return 2 * batch_size * context_length * self.head.weight.numel()
+
+
+@pytest.mark.parametrize("mode", ["forward", "train_step"])
+def test_frozen_layers_have_no_product_for_their_weight(mode: str, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODELS, "load", lambda name: Frozen)
+    assert (metrics(run(mode=mode))["tflops"]["median"] is None) == (mode == "train_step")
 
 
 class Older(Plain):

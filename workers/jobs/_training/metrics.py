@@ -140,8 +140,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> list[Check]
     flops = work_of_step(training, "flops")
     flops_per_s = _per_s(training, "flops", step_ms)
     if flops is None or flops_per_s is None:
-        why = not_told("flops") if training.own else f"model {name_of(spec)!r} has no forward_flops()"
-        values.set_missing("unknown", why)
+        values.set_missing("unknown", no_flops(spec))
         return []
     rate = 1e-12 * flops_per_s
     values.set("tflops", None, [rate])
@@ -253,6 +252,14 @@ def not_told(kind: str) -> str:
     return f"the step reports no {kind}; call flopwatch.work({kind}=…)"
 
 
+def no_flops(spec: TrainingSpec) -> str:
+    """Return why the FLOPs of a step are unknown."""
+    if spec.step_code is not None:
+        return not_told("flops")
+    more = "" if spec.mode == "forward" else ", or frozen linear layers, whose backward pass has fewer products"
+    return f"model {name_of(spec)!r} has no forward_flops()" + more
+
+
 def work_of_step(training: Training, kind: str) -> float | None:
     """Return the "flops", "tokens" or "items" of one step; None if nobody tells them."""
     from workers.model.steps import GenerateStep
@@ -270,12 +277,16 @@ def work_of_step(training: Training, kind: str) -> float | None:
 
 
 def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
-    """Return the FLOPs of one step, all its micro-batches included; None for a model that does not report them."""
+    """Return the FLOPs of one step, all its micro-batches included; None for a model that does not report them, or
+    whose backward pass lacks products, since linear layers are frozen."""
+    import torch
+
     if spec.mode == "generate":
         tell = getattr(model, "generate_flops", None)
         return None if tell is None else int(tell(spec.batch_size, spec.context_length, spec.new_tokens))
     tell = getattr(model, "forward_flops", None)
-    if tell is None:
+    linear = (one for one in model.modules() if isinstance(one, torch.nn.Linear))
+    if tell is None or (spec.mode != "forward" and not all(one.weight.requires_grad for one in linear)):
         return None
     forward = spec.accumulation_steps * int(tell(spec.batch_size, spec.context_length))
     return forward if spec.mode == "forward" else accounting.training_flops(forward)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.specs.ddp import DdpSpec
 from flopwatch.intervals import FEWEST_FOR_INTERVAL, median_interval
-from workers.jobs._training.building import name_of
-from workers.jobs._training.metrics import NO_PARAMETERS, Shares, add_shares, not_told
+from workers.jobs._training.metrics import NO_PARAMETERS, Shares, add_shares, no_flops, not_told
 from workers.jobs._values import GPU_ONLY, Metric, Values
 from workers.jobs.ddp.buckets import PREDICTED, has_buckets, predicts
 from workers.jobs.ddp.replicas import check_replicas
@@ -355,10 +354,8 @@ def add_rates(
         tokens = ranks * spec.accumulation_steps * spec.batch_size * spec.context_length
         values.set("tokens_per_s", None, [tokens / seconds])
     if flops is None:
-        own = not_told("flops") if spec.step_code is not None else None
-        unknown = own or f"model {name_of(spec)!r} has no forward_flops()"
         for name in ("tflops", "mfu", "ceiling_percent"):
-            values.set(name, None, None, unknown)
+            values.set(name, None, None, no_flops(spec))
         return []
     rate = 1e-12 * ranks * flops / seconds
     # All processes share a CPU; each GPU belongs to one rank.
