@@ -158,7 +158,7 @@ def kernel_fault(spec: TrainingSpec, name: str, device: torch.device) -> str | N
 
 def fault_of(function: Callable[..., Any], reference: Reference) -> str | None:
     """Return the fault in a function's results for any values of the reference, or None."""
-    from workers.measure.judging import BACKWARD, judge
+    from workers.measure.judging import BACKWARD, OTHERS, judge
     from workers.measure.operations import Operation
 
     operation = Operation(function, reference.inputs, reference.grad_out)
@@ -168,7 +168,7 @@ def fault_of(function: Callable[..., Any], reference: Reference) -> str | None:
             return f"it changes {' and '.join(changed)} in place"
         if wrong is not None:
             return wrong if draw is reference.timed else f"with {draw.name}: {wrong}"
-    for how, options in BACKWARD.items() if operation.grad_out is not None else ():
+    for how, options in (OTHERS if operation.grad_out is None else BACKWARD).items():
         if wrong := judge(operation, reference, **options).wrong:
             return f"with {how}: {wrong}"
     return None

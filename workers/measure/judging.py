@@ -38,14 +38,20 @@ DELAY_CYCLES = 10_000_000
 """Cycles by which a GPU gets other inputs later than the host issues the call: 5 ms, longer than that takes."""
 
 
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "other calls after its forward pass, which overwrite what it keeps or returns": {"others": True}
+}
+"""How an operation is checked further, with the options of `judge`."""
 BACKWARD: Mapping[str, Mapping[str, Any]] = {
     "a gradient of the output that is not contiguous": {"strided": True},
-    "calls between its forward and backward pass, which overwrite what it keeps": {"between": True},
+    **OTHERS,
 }
-"""How a backward pass is checked further, with the options of `judge`."""
-CALLS_BETWEEN = 8
-"""Calls before a backward pass, as many as the layers of a small model make: they come round to each of a few
-workspaces that calls take in turn."""
+"""The same if it has a backward pass."""
+OTHER_CALLS = 8
+"""Calls after a forward pass, as many as the layers of a small model make: they come round to each of a few workspaces
+that calls take in turn."""
+OVERWRITTEN = "has been overwritten by a subsequent run"
+"""Part of torch's message when a result is read that a CUDA graph of torch.compile has overwritten."""
 
 
 class Unfit(Exception):
@@ -171,7 +177,7 @@ def judge(
     draw: Draw | None = None,
     *,
     strided: bool = False,
-    between: bool = False,
+    others: bool = False,
 ) -> Judgement:
     """Run the operation once, forward and, if it has a backward pass, backward; compare its results with the right
     ones.
@@ -181,10 +187,10 @@ def judge(
         draw: The values that the inputs have in this call; None: those of timed calls.
         strided: The output's gradient has gaps of NaN between its values in memory. Autograd passes on
             gradients that are not contiguous, such as those of a sum or of a transposed output.
-        between: Others are called before the backward pass, on half of each input, as a model's layers call them:
-            neither their outputs nor what they keep for their own backward passes may take the place of the first
-            one's. Each call's are freed before the next: a workspace taken in turn is overwritten all the same, and
-            memory need suffice for two calls only.
+        others: Others are called after the forward pass, on half of each input, as a model's layers call them: neither
+            their outputs nor what they keep for their own backward passes may take the place of the first one's, nor
+            may the last one's gradients. Each call's are freed before the next: a workspace taken in turn is
+            overwritten all the same, and memory need suffice for two calls only.
     """
     draw = draw or reference.timed
     with reference.holding(draw):
@@ -192,10 +198,14 @@ def judge(
             spread = operation.grad_out.new_full((*operation.grad_out.shape, 2), math.nan)[..., 0]
             operation = replace(operation, grad_out=spread.copy_(operation.grad_out))
         try:
-            results = _results(operation, reference, between=between)
+            results = _results(operation, reference, others=others)
+            return _compared(dict(enumerate(results)), reference, draw)
         except Unfit as unfit:
             return Judgement({}, str(unfit))
-        return _compared(dict(enumerate(results)), reference, draw)
+        except RuntimeError as failure:
+            if not (others and OVERWRITTEN in text_of(failure)):
+                raise
+            return Judgement({}, None)  # torch lets nobody take it for the result
 
 
 def judge_results(
@@ -225,7 +235,7 @@ def _name(index: int, reference: Reference) -> str:
     return f"the gradient of {reference.name(index - 1)}" if index else "the output"
 
 
-def _results(operation: Operation, reference: Reference, *, between: bool) -> list[Tensor]:
+def _results(operation: Operation, reference: Reference, *, others: bool) -> list[Tensor]:
     """Return the output and, if there is a backward pass, the inputs' gradients. Raises Unfit: one of them is not a
     tensor of the required shape, dtype and device."""
     backward = operation.grad_out is not None
@@ -235,10 +245,15 @@ def _results(operation: Operation, reference: Reference, *, between: bool) -> li
         results = [_fitting(0, out, reference)]
         if backward and not out.requires_grad:
             raise Unfit("the output is detached from the inputs, so that it has no backward pass")
-        for _ in range(CALLS_BETWEEN if between else 0):
-            operation.function(*((one.detach() / 2).requires_grad_(one.requires_grad) for one in operation.inputs))
+        other = None
+        halves = tuple((one.detach() / 2).requires_grad_(one.requires_grad) for one in operation.inputs if others)
+        for _ in range(OTHER_CALLS if others else 0):
+            other = None
+            other = operation.function(*halves)
         try:
             gradients = operation.backward(out) if backward else ()
+            if other is not None and backward:
+                replace(operation, inputs=halves).backward(other)
         except RuntimeError as failure:
             if UNFIT_GRADIENT.search(text_of(failure)) is None:
                 raise

@@ -2,6 +2,7 @@
 
 import random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -160,6 +161,17 @@ def test_a_result_must_be_a_plain_tensor(rng: random.Random) -> None:
     reference = make_reference(rng)
     operation = Operation(lambda a, b: product(a, b).as_subclass(Lazy), reference.inputs, None)
     assert judge(operation, reference).wrong == "the output is a Lazy, not a plain tensor"
+
+
+def test_a_result_that_torch_lets_nobody_read(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a CUDA graph of torch.compile overwrites its former results, on GPUs."""
+    reference = make_reference(rng)
+    words = "Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run."
+    monkeypatch.setattr("workers.measure.judging.error", Mock(side_effect=RuntimeError(words)))
+    operation = Operation(product, reference.inputs, None)
+    assert judge(operation, reference, others=True).wrong is None
+    with pytest.raises(RuntimeError, match="overwritten"):
+        judge(operation, reference)
 
 
 def test_what_was_changed_is_named(rng: random.Random) -> None:

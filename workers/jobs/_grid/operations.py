@@ -146,7 +146,7 @@ class OperationRunner(GridRunner[OperationContext]):
         self, spec: Any, cell: Any, reference: Reference, context: OperationContext, trial: Trial
     ) -> str | None:
         """Check the cell's operation, time it, and check it again. Returns the fault in its results, or None."""
-        from workers.measure.judging import BACKWARD, judge
+        from workers.measure.judging import BACKWARD, OTHERS, judge
         from workers.measure.memory import OutOfMemory, translate_oom
 
         values = trial.values
@@ -167,7 +167,7 @@ class OperationRunner(GridRunner[OperationContext]):
             if found.wrong:
                 set_errors(values, first, found)
                 return f"with {draw.name}: {found.wrong}"
-        for how, options in BACKWARD.items() if operation.grad_out is not None else ():
+        for how, options in (OTHERS if operation.grad_out is None else BACKWARD).items():
             # It needs more memory than calls that are timed.
             with contextlib.suppress(OutOfMemory), translate_oom(f"the call with {how}"):
                 found = judge(operation, reference, reference.checked[0], **options)
