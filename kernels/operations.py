@@ -220,17 +220,10 @@ def _plain_weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
     return (x * weight).sum(-1)
 
 
-def _right_weighted_sum(inputs: Sequence[Tensor], grad_out: Tensor | None) -> list[Tensor]:
-    x, weight = inputs
-    # Outer and inner product: the gradients of x and weight.
-    return [x @ weight, *([] if grad_out is None else [torch.outer(grad_out, weight), grad_out @ x])]
-
-
 weighted_sum = Kernel(
     "weighted_sum",
     lambda rows, columns: ((rows, columns), (columns,)),
     _plain_weighted_sum,
     kernels=_implementations("weighted_sum", compiled(_plain_weighted_sum)),
-    oracle=_right_weighted_sum,
 )
 """x (rows, columns) times weight (columns), summed over columns."""

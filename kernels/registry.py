@@ -166,9 +166,6 @@ class Kernel:
     """Further implementations: functions of the same inputs, which autograd differentiates."""
     reads_inputs_backward: bool = True
     """False: the inputs' gradients do not depend on the inputs, so a backward pass need not read them."""
-    oracle: Callable[..., list[Tensor]] | None = None
-    """(inputs, gradient of the output or None) -> the output and the inputs' gradients, in the inputs' dtype, without
-    autograd's memory; None: `plain` under autograd."""
     variations: Mapping[str, Vary] = field(default_factory=dict)
     """Further inputs for which results are checked, by the names that messages use: those that show faults which
     normally distributed ones hide. {}: others that are normally distributed."""
@@ -204,8 +201,6 @@ class Kernel:
 
     def expected(self, inputs: Sequence[Tensor], grad_out: Tensor | None) -> list[Tensor]:
         """Return the output and, with its gradient, the inputs' gradients, in the inputs' dtype."""
-        if self.oracle is not None:
-            return self.oracle(inputs, grad_out)
         leaves = [tensor.detach().requires_grad_(grad_out is not None) for tensor in inputs]
         out = self.plain(*leaves)
         if grad_out is None:

@@ -1,13 +1,14 @@
 """What the judge notices: planted faults, and no fault of honest kernels."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from kernels.attention.problem import AttentionProblem
 from kernels.operations import linear_cross_entropy
-from kernels.registry import ATTENTION
+from kernels.registry import ATTENTION, KERNELS
 from tests.kernels.rounded import rounded_flash_attention
 from tests.workers.measure.faults import FAULTS, Fault
 from tests.workers.measure.judged import LARGE, SMALL, draws, honest_attention, honest_kernels, noticed
@@ -23,6 +24,16 @@ COMPILED_FOR_MINUTES = ("flex", "triton")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_fault_is_wrong(fault: Fault) -> None:
     assert noticed(fault, SMALL, CPU) is not None
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "rope", "swiglu", "weighted_sum"])
+def test_plain_pytorch_is_right_in_few_rows(name: str) -> None:
+    """By chance its errors are large there, relative to the results."""
+    kernel = KERNELS.load(name)
+    for dtype, seed in product((torch.bfloat16, torch.float16), range(24)):
+        reference = kernel_reference(kernel, 2, 64, dtype, backward=True, seed=seed, device=CPU)
+        operation = Operation(kernel.plain, reference.inputs, reference.grad_out)
+        assert [judge(operation, reference, draw).wrong for draw in draws(reference)] == [None] * len(draws(reference))
 
 
 @pytest.mark.parametrize(
