@@ -13,14 +13,20 @@ RESERVED_SHARE = 0.05
 MEMINFO = Path("/proc/meminfo")
 
 
+def kib_in(file: Path, name: str) -> int | None:
+    """Return a field of /proc/meminfo, or of a process's `status`, in KiB; None if it is unknown."""
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
+
+
 def host_memory(name: str, meminfo: Path = MEMINFO) -> int | None:
     """Return an amount of the host's memory in bytes; None if it is unknown. `name`: "MemTotal", or "MemAvailable":
     what a process could take without pushing others out."""
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
+    kib = kib_in(meminfo, name)
+    return None if kib is None else 1024 * kib
 
 
 def _container_limit(cgroup: Path) -> int | None:
@@ -52,14 +58,7 @@ def bound_memory(processes: int = 1) -> None:
     if free is None:
         return
     reserve = max(LEAST_RESERVE, int(RESERVED_SHARE * (host_memory("MemTotal") or 0)))
-    taken = next(
-        (
-            1024 * int(line.split()[1])
-            for line in STATUS.read_text(errors="replace").splitlines()
-            if line.startswith("VmData:")
-        ),
-        0,
-    )
+    taken = 1024 * (kib_in(STATUS, "VmData") or 0)
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = taken + max(0, free - reserve) // processes
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

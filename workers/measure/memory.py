@@ -9,7 +9,7 @@ import torch
 from kernels.device_events import keep_peaks, reset_peaks
 from workers.measure import position
 from workers.measure.errors import NotMeasured, text_of
-from workers.measure.host_memory import trim_free_memory
+from workers.measure.host_memory import kib_in, trim_free_memory
 
 MIB = 2**20
 MOST_CHARACTERS = 200
@@ -107,12 +107,11 @@ class HostMemory:
         self._reset_failed = False
 
     def reset(self) -> None:
+        self._reset_failed = False
         try:
             (self._process / "clear_refs").write_text("5")  # resets the high-water mark to the present resident size
         except OSError:
             self._reset_failed = True
-        else:
-            self._reset_failed = False
 
     def peak_mib(self, records: int = 0) -> tuple[float | None, str]:
         peak = self._anonymous_kib("VmHWM")
@@ -133,19 +132,8 @@ class HostMemory:
 
     def _anonymous_kib(self, resident: str) -> int | None:
         """Return a field that counts resident pages, less the pages of files, in KiB; None if it is unknown."""
-        resident_kib = self._status_kib(resident)
-        return (
-            None
-            if resident_kib is None
-            else resident_kib - (self._status_kib("RssFile") or 0) - (self._status_kib("RssShmem") or 0)
-        )
-
-    def _status_kib(self, field: str) -> int | None:
-        try:
-            lines = (self._process / "status").read_text(errors="replace").splitlines()
-        except OSError:
-            return None
-        return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), None)
+        kib, *of_files = (kib_in(self._process / "status", field) for field in (resident, "RssFile", "RssShmem"))
+        return None if kib is None else kib - sum(one or 0 for one in of_files)
 
 
 MemoryMeter = CudaMemory | HostMemory
