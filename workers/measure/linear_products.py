@@ -4,8 +4,6 @@ What the whole takes beyond its products are casts: largest values, scaling, rou
 factor, as FP8 products need (their first factor is stored by rows, the second by columns).
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +27,7 @@ def product_works(rows: int, inner: int, columns: int, recipe: str, device: torc
     works: dict[str, Workload] = {}
     for name, (a, b) in factors.items():
         if recipe == BF16 or (name == "grad_weight" and recipe == "rowwise_with_gw_hp"):
-            works[name] = _discarding(lambda a=a, b=b: torch.mm(a, b))  # type: ignore[misc]
+            works[name] = lambda a=a, b=b: torch.mm(a, b)  # type: ignore[misc]
             continue
         left = a.contiguous().to(torch.float8_e4m3fn if name == "forward" else wide)
         right = b.t().contiguous().to(torch.float8_e4m3fn).t()
@@ -42,10 +40,10 @@ def scaled_product(left: Tensor, right: Tensor, *, by_row: bool, fast: bool) -> 
     CPU emulates it. `by_row`: a scale for each row of `left` and each column of `right`; else one for each factor.
     `fast`: sum in the tensor core's own precision, as torchao does in the forward pass only."""
     if left.device.type == "cpu":
-        return _discarding(lambda: torch.mm(left.float(), right.float()).bfloat16())
+        return lambda: torch.mm(left.float(), right.float()).bfloat16()
     shapes = ((len(left), 1), (1, right.shape[1])) if by_row else ((), ())
     a, b = (torch.ones(shape, device=left.device) for shape in shapes)
-    return _discarding(lambda: torch._scaled_mm(left, right, a, b, out_dtype=torch.bfloat16, use_fast_accum=fast))
+    return lambda: torch._scaled_mm(left, right, a, b, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
 class _Readers(nn.Module):
@@ -90,11 +88,4 @@ def whole_work(
             outs = call(x)
         return torch.autograd.grad(outs, (x, *weights), grads)
 
-    return _discarding(both_passes)
-
-
-def _discarding(call: Callable[[], object]) -> Workload:
-    def work() -> None:
-        call()
-
-    return work
+    return both_passes

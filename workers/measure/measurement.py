@@ -48,17 +48,8 @@ class Measurement:
 
     def to_wire(self) -> dict[str, Any]:
         """Return the fields, JSON-ready; samples are base64 of zlib of little-endian float64."""
-        return {
-            "case": dict(self.case),
-            "case_key": self.case_key,
-            "device_key": self.device_key,
-            "phase": self.phase,
-            "metric": self.metric,
-            "unit": self.unit,
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "samples": base64.b64encode(pack(self.samples)).decode() if self.samples else None,
-        }
+        samples = base64.b64encode(pack(self.samples)).decode() if self.samples else None
+        return {**vars(self), "case": dict(self.case), "samples": samples}
 
 
 def pack(samples: Sequence[float]) -> bytes:

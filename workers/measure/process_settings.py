@@ -1,6 +1,7 @@
 """Settings of torch that code of a user may change for all that runs after it in this process."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -26,14 +27,8 @@ SETTINGS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]]
     "detection of anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     "float32 products": (float32_products, torch.set_float32_matmul_precision),
-    "autocast on the CPU": (
-        lambda: torch.is_autocast_enabled("cpu"),
-        lambda enabled: torch.set_autocast_enabled("cpu", enabled),
-    ),
-    "autocast on GPUs": (
-        lambda: torch.is_autocast_enabled("cuda"),
-        lambda enabled: torch.set_autocast_enabled("cuda", enabled),
-    ),
+    "autocast on the CPU": (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    "autocast on GPUs": (partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")),
 }
 """How to read and to set each one, by its name in messages."""
 
