@@ -13,7 +13,7 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
@@ -101,6 +101,12 @@ class Collective(abc.ABC):
     numbers in the full tensor, a multiple of the group's ranks. `numbers`: gives the numbers; their data type is the
     tensors'."""
 
+    tensors: ClassVar[float]
+    """Full tensors that a rank needs on a CPU. Gloo's own copies were measured as growth of the ranks' resident memory,
+    with torch 2.13."""
+    pieces: ClassVar[int] = 0
+    """A rank's pieces of them that it needs beside these."""
+
     def __init__(self, numel: int, numbers: Numbers, rank: Rank, group: dist.ProcessGroup) -> None:
         self._numbers, self._rank, self._group = numbers, rank, group
         self._numel, self._piece = numel, numel // rank.world_size
@@ -118,12 +124,9 @@ class Collective(abc.ABC):
         return torch.empty(numel, dtype=self._numbers.dtype, device=self._rank.device)
 
     @classmethod
-    @abc.abstractmethod
     def host_bytes(cls, size: int, ranks: int) -> int:
-        """Return the bytes that a rank needs on a CPU for a full tensor of `size`, with gloo's own copies.
-
-        The size of gloo's copies was measured as growth of the ranks' resident memory, with torch 2.13.
-        """
+        """Return the bytes that a rank needs on a CPU for a full tensor of `size`, with gloo's own copies."""
+        return int(cls.tensors * size) + cls.pieces * (size // ranks)
 
     @abc.abstractmethod
     def make(self) -> None:
@@ -145,9 +148,7 @@ class Collective(abc.ABC):
 class AllReduce(Collective):
     """Every rank's tensor becomes the sum of all."""
 
-    @classmethod
-    def host_bytes(cls, size: int, ranks: int) -> int:
-        return size + size // 4
+    tensors = 1.25
 
     def make(self) -> None:
         self._tensor = self._empty(self._numel)
@@ -166,9 +167,7 @@ class AllReduce(Collective):
 class AllGather(Collective):
     """Every rank gets the pieces of all, one after the other."""
 
-    @classmethod
-    def host_bytes(cls, size: int, ranks: int) -> int:
-        return 2 * size + size // ranks
+    tensors, pieces = 2.0, 1
 
     def make(self) -> None:
         self._whole, self._part = self._empty(self._numel), self._empty(self._piece)
@@ -192,9 +191,7 @@ class AllGather(Collective):
 class ReduceScatter(Collective):
     """Every rank gets its piece of the sum of all tensors."""
 
-    @classmethod
-    def host_bytes(cls, size: int, ranks: int) -> int:
-        return 2 * size + size // ranks
+    tensors, pieces = 2.0, 1
 
     def make(self) -> None:
         self._whole, self._part = self._empty(self._numel), self._empty(self._piece)
@@ -214,9 +211,7 @@ class ReduceScatter(Collective):
 class Broadcast(Collective):
     """Every rank gets rank 0's tensor."""
 
-    @classmethod
-    def host_bytes(cls, size: int, ranks: int) -> int:
-        return size
+    tensors = 1.0
 
     def make(self) -> None:
         self._tensor = self._empty(self._numel)
@@ -239,9 +234,7 @@ class Broadcast(Collective):
 class Exchange(Collective):
     """Every rank sends a tensor, and receives one of the same size."""
 
-    @classmethod
-    def host_bytes(cls, size: int, ranks: int) -> int:
-        return 2 * size
+    tensors = 2.0
 
     def make(self) -> None:
         self._sent, self._received = self._empty(self._numel), self._empty(self._numel)
@@ -273,14 +266,8 @@ class SendReceive(Exchange):
         super().make()
         index, ranks = self._rank.index, self._rank.world_size
         self._from = (index - 1) % ranks
-        send, receive = (
-            dist.P2POp(operation, tensor, group=self._group, group_peer=peer)
-            for operation, tensor, peer in (
-                (dist.isend, self._sent, (index + 1) % ranks),
-                (dist.irecv, self._received, self._from),
-            )
-        )
-        self._both = [send, receive]
+        send = dist.P2POp(dist.isend, self._sent, group=self._group, group_peer=(index + 1) % ranks)
+        self._both = [send, dist.P2POp(dist.irecv, self._received, group=self._group, group_peer=self._from)]
 
     def call(self) -> None:
         for work in dist.batch_isend_irecv(self._both):
