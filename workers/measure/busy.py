@@ -8,9 +8,8 @@ their times is compared with the wall time of the steps that were measured witho
 
 import statistics
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -18,21 +17,13 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from kernels.device_clock import Workload, nothing
 from kernels.device_events import synchronize
 from workers.measure.memory import short_message
-from workers.measure.spans import merged
+from workers.measure.spans import Span, merged, total_ms
 
 STEPS = 2
 DEVICE_GAP_US = 1.0
 """Time that a device needs between two kernels even if the host is far ahead: 1 µs on an H200, 0.3 to 0.6 µs in a CUDA
 graph. The rest of a gap counts as waiting."""
 NOTHING_SEEN = "the profiler saw no kernel: another profiler may hold CUPTI"
-
-
-class Span(NamedTuple):
-    """One kernel, copy or fill."""
-
-    begin_ns: int
-    end_ns: int
-    name: str
 
 
 @dataclass(frozen=True)
@@ -59,14 +50,14 @@ def measure_busy(run: Workload, prepare: Workload = nothing) -> Busy | str:
             spans = device_work(run)
             if not spans:
                 return NOTHING_SEEN
-            measured.append(Busy(1e-6 * covered_ns(spans), len(spans)))
+            measured.append(Busy(total_ms(merged(spans)), len(spans)))
     except RuntimeError as error:
         return f"the profiler failed: {short_message(error)}"
     return Busy(statistics.median(one.busy_ms for one in measured), measured[-1].launches)
 
 
 def device_work(run: Workload) -> list[Span]:
-    """Return the device's work in `run`, in the order in which it began, without the ranges that annotations name."""
+    """Return when the device's kernels, copies and fills in `run` ran, in order."""
     synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several steps
@@ -76,12 +67,7 @@ def device_work(run: Workload) -> list[Span]:
     results: Any = profiler.profiler
     events = (event for event in results.kineto_results.events() if event.device_type() == DeviceType.CUDA)
     return sorted(
-        Span(event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in events
-        if not event.is_user_annotation()
+        if not event.is_user_annotation()  # the range that an annotation names
     )
-
-
-def covered_ns(spans: Iterable[Span]) -> int:
-    """Return the length of the union of spans: time in which several kernels run at once counts once."""
-    return sum(end - begin for begin, end in merged((span.begin_ns, span.end_ns) for span in spans))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.measure.busy import Span, covered_ns
 from workers.measure.profiling.attribution import Interval, RecordedWork
+from workers.measure.spans import merged, total_ms, without
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,9 @@ def step_uses(work: Sequence[RecordedWork], steps: Sequence[Interval]) -> list[S
     `steps`: the steps as the host ran their phases."""
     uses = []
     for step in steps:
-        spans = [Span(one.begin_ns, one.end_ns, one.name) for one in work if one.step == step.step]
-        end = max([step.end_ns, *(span.end_ns for span in spans)])
-        busy = covered_ns(spans)
-        idle = end - step.begin_ns - busy
-        uses.append(StepUse(1e-6 * busy, 1e-6 * idle, 1e-6 * largest_gap_ns(spans, step.begin_ns, end), len(spans)))
+        spans = [(one.begin_ns, one.end_ns) for one in work if one.step == step.step]
+        busy, end = merged(spans), max([step.end_ns, *(end for _, end in spans)])
+        gaps = without([(step.begin_ns, end)], busy)
+        largest_ms = max((total_ms([gap]) for gap in gaps), default=0.0)
+        uses.append(StepUse(total_ms(busy), total_ms(gaps), largest_ms, len(spans)))
     return uses
-
-
-def largest_gap_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:
-    """Return the longest time between a beginning and an end in which no span runs."""
-    reached, largest = begin_ns, 0
-    for span in sorted(spans):
-        largest = max(largest, span.begin_ns - reached)
-        reached = max(reached, span.end_ns)
-    return max(largest, end_ns - reached)
