@@ -104,16 +104,8 @@ def stretches(
         trace += entries
         kept = trace[-max_entries:]
         lost = len(kept) < len(trace)
-        snapshot = None
-        if mark.keep:
-            snapshot = annotated(
-                from_history(kept, ledger.alive),
-                0,
-                categories=ledger.categories,
-                phases=ledger.phases,
-                alive=ledger.alive,
-                about={"phase": mark.phase, "history_lost": lost},
-            )
+        made = from_history(kept, ledger.alive) if mark.keep else None
+        snapshot = None if made is None else annotated(made, 0, ledger, phase=mark.phase, lost=lost)
         alive = list(ledger.alive.values()) if mark.alive else None
         recorded.append(RecordedStretch(stretch, None, snapshot, len(kept), lost, alive))
     return recorded

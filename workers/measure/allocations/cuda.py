@@ -93,7 +93,7 @@ class CudaRecording:
         )
         history = len(self._last)
         full = history >= self.max_entries
-        kept = self._annotated(snapshot, phase, lost=full) if keep else None
+        kept = annotated(snapshot, self.device, self._ledger, phase=phase, lost=full) if keep else None
         held = list(self._ledger.alive.values()) if alive else None
         free = free_at(snapshot, self.device, entries[stretch.peak.entry + 1 :], stretch.at_peak)
         self._recorded.append(RecordedStretch(stretch, counters, kept, history, full, held, free))
@@ -109,16 +109,6 @@ class CudaRecording:
     def abandon(self) -> None:
         torch.cuda.memory._record_memory_history(None)
         _active.clear()
-
-    def _annotated(self, snapshot: Snapshot, phase: str, *, lost: bool) -> Snapshot:
-        return annotated(
-            snapshot,
-            self.device,
-            categories=self._ledger.categories,
-            phases=self._ledger.phases,
-            alive=self._ledger.alive,
-            about={"phase": phase, "history_lost": lost},
-        )
 
     def _new_entries(self, snapshot: Snapshot) -> tuple[list[Entry], bool]:
         """Return the history since the last call, and whether its beginning is lost."""

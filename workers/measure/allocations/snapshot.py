@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
-from workers.measure.allocations.ledger import Allocation, Entry, rewind
+from workers.measure.allocations.ledger import Allocation, Entry, Ledger, rewind
 from workers.measure.allocations.stacks import from_the_step_on
 from workers.measure.paths import without_folders
 from workers.measure.spans import merged
@@ -49,26 +49,20 @@ def reserved_in(snapshot: Snapshot, device_index: int) -> int:
 
 
 def annotated(
-    snapshot: Snapshot,
-    device_index: int,
-    *,
-    categories: Sequence[int],
-    phases: Sequence[str],
-    alive: Mapping[int, Allocation],
-    about: Mapping[str, Any],
+    snapshot: Snapshot, device_index: int, ledger: Ledger, *, phase: str = "", lost: bool = False
 ) -> Snapshot:
     """Return a snapshot with categories and phases on its entries and blocks.
 
     Args:
         snapshot: A snapshot in torch's format. It is not changed.
         device_index: The device whose history is annotated; other devices' histories are left out.
-        categories: Category of each entry of the history, or of a longer history that ends with it.
-        phases: Phase of each of these entries.
-        alive: The allocations alive at the history's end.
-        about: Further content of the snapshot, under the key `flopwatch`.
+        ledger: It has followed this history, or a longer one that ends with it.
+        phase: What has just ended.
+        lost: Whether the beginning of the history is missing.
     """
     trace: list[Entry] = snapshot["device_traces"][device_index]
-    kinds, stages = categories[len(categories) - len(trace) :], phases[len(phases) - len(trace) :]
+    begin, alive = len(ledger.phases) - len(trace), ledger.alive
+    kinds, stages = ledger.categories[begin:], ledger.phases[begin:]
     head = _older_allocations(rewind(blocks_of(snapshot, device_index), trace), trace, kinds, alive)
     entries = [
         {**entry, "category": CATEGORIES[kind], "user_metadata": stage}
@@ -76,9 +70,9 @@ def annotated(
     ]
     if not any(entry["category"] == UNKNOWN_NAME for entry in head + entries):
         # An entry without effect, which gives the viewer the category "unknown" that it requires.
-        last_us, phase = trace[-1].get("time_us", 0) if trace else 0, phases[-1] if phases else BEFORE
+        last_us, stage = trace[-1].get("time_us", 0) if trace else 0, ledger.phases[-1] if ledger.phases else BEFORE
         what: Entry = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": last_us, "frames": []}
-        entries.append({**what, "category": UNKNOWN_NAME, "user_metadata": phase})
+        entries.append({**what, "category": UNKNOWN_NAME, "user_metadata": stage})
     traces: list[list[Entry]] = [[] for _ in snapshot["device_traces"]]
     traces[device_index] = head + entries
     return {
@@ -86,7 +80,12 @@ def annotated(
         "segments": [_categorised(segment, alive) for segment in snapshot["segments"]],
         "device_traces": traces,
         "external_annotations": _phase_marks(entries, device_index),
-        "flopwatch": {**about, "categories": list(CATEGORIES), "entries_before_the_history": len(head)},
+        "flopwatch": {
+            "phase": phase,
+            "history_lost": lost,
+            "categories": list(CATEGORIES),
+            "entries_before_the_history": len(head),
+        },
     }
 
 

@@ -71,9 +71,7 @@ def as_we_write_it(original: dict[str, Any]) -> dict[str, Any]:
     ledger = Ledger([Allocation(MODEL, 0x1000, None), Allocation(WORKSPACE, 512, None)])
     owners = {MODEL: Owner(CATEGORIES.index("parameter"), "weight", 0x1000)}
     ledger.follow("forward", original["device_traces"][0], owners)
-    return annotated(
-        original, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={"phase": "forward"}
-    )
+    return annotated(original, 0, ledger, phase="forward")
 
 
 def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
@@ -110,11 +108,11 @@ def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
 
 def test_a_known_snapshot_names_the_unknown_too(tmp_path: Path) -> None:
     """A snapshot that is taken when recording has stopped has no entry of its own."""
-    alive = {KEPT: Allocation(KEPT, 1024, "forward", category=CATEGORIES.index("activation"))}
+    ledger = Ledger([Allocation(KEPT, 1024, "forward", category=CATEGORIES.index("activation"))])
+    ledger.categories, ledger.phases = [CATEGORIES.index("activation")], ["forward"]
     original = {**as_cuda_gives_it(), "device_traces": [HISTORY[1:2]]}
     original["segments"] = original["segments"][1:2]
-    activation = [CATEGORIES.index("activation")]
-    snapshot = annotated(original, 0, categories=activation, phases=["forward"], alive=alive, about={})
+    snapshot = annotated(original, 0, ledger)
     write(snapshot, tmp_path / "snapshot.pickle")
     trace = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")["device_traces"][0]
     assert [(one["action"], one["category"]) for one in trace] == [("alloc", "activation"), ("snapshot", "unknown")]
@@ -136,7 +134,7 @@ def test_the_history_of_an_h200_is_followed_exactly(tmp_path: Path) -> None:
     assert stretch.reserved_at_peak is not None
     assert stretch.peak.total <= stretch.reserved_at_peak <= reserved_in(original, 0)
     assert sum(one.size for one in stretch.at_peak) == stretch.peak.total
-    snapshot = annotated(original, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={})
+    snapshot = annotated(original, 0, ledger)
     write(snapshot, tmp_path / "snapshot.pickle")
     check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
 
@@ -148,7 +146,7 @@ def test_an_overflowed_history_keeps_its_categories(tmp_path: Path) -> None:
     cut = {**original, "device_traces": [original["device_traces"][0][-3:], []]}
     ledger = Ledger([Allocation(MODEL, 0x1000, None), Allocation(WORKSPACE, 512, None)])
     ledger.follow("forward", HISTORY, {})
-    snapshot = annotated(cut, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={})
+    snapshot = annotated(cut, 0, ledger)
     write(snapshot, tmp_path / "snapshot.pickle")
     trace = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")["device_traces"][0]
     assert [one["category"] for one in trace[-3:]] == [one["category"] for one in ledger_of_all[-3:]]
@@ -170,7 +168,9 @@ def test_a_snapshot_of_an_allocator_without_segments(tmp_path: Path) -> None:
         if one["action"] == "alloc":
             ends = [(segment["address"], segment["address"] + segment["total_size"]) for segment in made["segments"]]
             assert any(begin <= one["addr"] and one["addr"] + one["size"] <= end for begin, end in ends)
-    snapshot = annotated(made, 0, categories=[6] * len(trace), phases=["forward"] * len(trace), alive=alive, about={})
+    ledger = Ledger(alive.values())
+    ledger.categories, ledger.phases = [6] * len(trace), ["forward"] * len(trace)
+    snapshot = annotated(made, 0, ledger)
     write(snapshot, tmp_path / "snapshot.pickle")
     check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
 
