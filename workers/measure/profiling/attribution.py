@@ -188,7 +188,8 @@ class Attribution:
 
     def phase_at(self, time_ns: int) -> Interval | None:
         """Return the phase that the host was in; None: outside the steps, or between two phases."""
-        return _at(self.phases, self._phase_begins, time_ns)
+        place = bisect.bisect_right(self._phase_begins, time_ns) - 1
+        return self.phases[place] if place >= 0 and time_ns <= self.phases[place].end_ns else None
 
     def count_ranges(self) -> Counter[tuple[str, str]]:
         """Return how often each named range was entered in each phase of all steps, by (phase, name)."""
@@ -374,10 +375,3 @@ def own_steps(events: Sequence[HostEvent], above: Sequence[int | None]) -> dict[
             if all(events[first].thread == event.thread for first in itertools.islice(steps, 1)):
                 steps[index] = int(match[1] or 0)
     return steps
-
-
-def _at(intervals: Sequence[Interval], begins: Sequence[int], time_ns: int) -> Interval | None:
-    place = bisect.bisect_right(begins, time_ns) - 1
-    if place < 0 or time_ns > intervals[place].end_ns:
-        return None
-    return intervals[place]

@@ -265,7 +265,7 @@ class _Timeline:
         last: DeviceEvent | None = None
         for begin, until, running, after in _levels(work, begin_ns, end):
             if running:
-                first = min(running, key=_rank)
+                first = min(running, key=lambda one: WORKING.index(_class(one)))
                 found.append(Stretch(begin, until, _class(first), self.launched_ns(first)))
                 last = max(running, key=lambda one: one.end_ns)
             else:
@@ -305,10 +305,6 @@ def of_steps(recording: Recording, steps: Sequence[Interval], step_ms: float) ->
     found = [one for step in steps for one in stretches(recording, step)]
     times = {cause: 1e-6 * ns / max(1, len(steps)) for cause, ns in sums(found).items()}
     return found, unprofiled(times, step_ms)
-
-
-def _rank(work: DeviceEvent) -> int:
-    return WORKING.index(_class(work))
 
 
 def _class(work: DeviceEvent) -> str:
