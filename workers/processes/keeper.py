@@ -84,9 +84,12 @@ class Request:
         return cls(**json.loads(line))
 
 
-def keep(control: socket.socket, start: Callable[[Request], int | None]) -> None:
+def keep(
+    control: socket.socket, messages: int, log: int, start: Callable[[Request], int | None], gate: int | None = None
+) -> None:
     """Run one unit to its end; returns when none of its processes is left. Call it in a process made for it. `control`:
-    the socket to the agent. `start`: starts the unit and returns its pid, or None if that is impossible."""
+    the socket to the agent. `start`: starts the unit, which gets the other descriptors, and returns its pid, or None if
+    that is impossible."""
     adopt_orphans()
     wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
@@ -95,7 +98,11 @@ def keep(control: socket.socket, start: Callable[[Request], int | None]) -> None
         line = incoming.readline()
         if not line.endswith(b"\n"):
             return
-        pid = start(Request.from_line(line))
+        request = Request.from_line(line)
+        pid = start(request)
+        # The agent reads both pipes to their ends: only the unit may hold them open.
+        for descriptor in (log, *([] if request.wrap else [messages]), *([] if gate is None else [gate])):
+            os.close(descriptor)
         if pid is None:
             code = NOT_STARTED
         else:
@@ -214,16 +221,4 @@ def main(control: int, messages: int, log: int, gate: int | None = None) -> None
     """`python -m workers keeper`: keep one unit that runs in a new interpreter."""
     for descriptor in (control, messages, log, *([] if gate is None else [gate])):
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    start = exec_child(messages, log, gate)
-
-    def start_and_close_pipes(request: Request) -> int | None:
-        pid = start(request)
-        # The agent reads both pipes to their ends: only the unit may hold them open.
-        if not request.wrap:
-            os.close(messages)
-        os.close(log)
-        if gate is not None:
-            os.close(gate)
-        return pid
-
-    keep(socket.socket(fileno=control), start_and_close_pipes)
+    keep(socket.socket(fileno=control), messages, log, exec_child(messages, log, gate), gate)

@@ -174,29 +174,22 @@ class Launcher:
     def _start(
         self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int], gate: socket.socket | None
     ) -> Process:
-        ours, theirs = socket.socketpair()
-        log, log_in = os.pipe2(os.O_CLOEXEC)
-        try:
+        with contextlib.ExitStack() as of_keeper, contextlib.ExitStack() as on_error:
+            ours, theirs = socket.socketpair()
+            on_error.callback(ours.close)
+            of_keeper.callback(theirs.close)
+            log, log_in = os.pipe2(os.O_CLOEXEC)
+            on_error.callback(os.close, log)
+            of_keeper.callback(os.close, log_in)
             messages, messages_in = _fifo(request) if request.wrap else os.pipe2(os.O_CLOEXEC)
-        except BaseException:
-            os.close(log)
-            os.close(log_in)
-            raise
-        descriptors = [theirs.fileno(), messages_in, log_in, *locks]
-        try:
+            on_error.callback(os.close, messages)
+            of_keeper.callback(os.close, messages_in)
+            descriptors = [theirs.fileno(), messages_in, log_in, *locks]
             with self._lock:
                 self._end_orphans()
                 pid = self._fork(descriptors) if start == "fork" else self._exec(descriptors, gate)
                 kept_by = _process(pid)
-        except BaseException:
-            ours.close()
-            os.close(messages)
-            os.close(log)
-            raise
-        finally:
-            theirs.close()
-            os.close(messages_in)
-            os.close(log_in)
+            on_error.pop_all()
         process = Process(ours, messages, log, on_close=lambda: self._forked.discard(pid), kept_by=kept_by)
         # The keeper died at once; the agent sees that its report is missing.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

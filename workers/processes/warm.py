@@ -118,14 +118,7 @@ def _fork_keeper(descriptors: list[int], close: list[int]) -> int:
         os.setsid()
         control, messages, log, *_locks = descriptors
         start = keeper.fork_child(lambda request: _run(request, messages, log), close=[control])
-
-        def start_and_close_pipes(request: keeper.Request) -> int:
-            child = start(request)
-            os.close(messages)
-            os.close(log)
-            return child
-
-        keeper.keep(socket.socket(fileno=control), start_and_close_pipes)
+        keeper.keep(socket.socket(fileno=control), messages, log, start)
         code = 0
     finally:
         sys.stderr.flush()
