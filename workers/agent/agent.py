@@ -158,7 +158,8 @@ class Agent(Serving[JobRun]):
                 offer = self._offer(free)
                 # Looked at after the devices are taken: a run that this host cannot serve sets `unfit` before it
                 # frees them, and one that has freed them may not have been joined.
-                if self._is_new(offer, free) and not any(map(self._is_to_join_first, self.runs.values())):
+                is_new = offer != self._refused_with and bool(free.descriptors)
+                if is_new and not any(map(self._is_to_join_first, self.runs.values())):
                     claim = self._queue.claim(self.id, offer)
                     self._refused_with = offer if claim is None else self._refused_with
             finally:
@@ -188,9 +189,6 @@ class Agent(Serving[JobRun]):
             self._others_hold, self._others_since = taken, now
         elif taken != self._reported_others and now - self._others_since >= STEADY_S:
             self._reported_others, self._next_beat = taken, now
-
-    def _is_new(self, offer: Offer, free: HeldDevices) -> bool:
-        return offer != self._refused_with and bool(free.descriptors)
 
     def _offer(self, free: HeldDevices) -> Offer:
         deviceless = sum(run.claim.device_type == "none" for run in self.runs.values())

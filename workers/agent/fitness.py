@@ -230,26 +230,24 @@ class Examination:
     def __init__(self, examine: Callable[[], Unfit | None], done: Callable[[], None]) -> None:
         self._examine = examine
         self._done = done
-        self._found: Unfit | None = None
+        self.found: Unfit | None = None
+        """Why the worker is unfit, once it is done."""
         # A daemon: the process can end while a driver hangs.
         self._thread = threading.Thread(target=self._run, name="examination", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._found = self._examine()
+            self.found = self._examine()
         except Exception as error:
             logger.exception("the worker's fitness cannot be examined")
-            self._found = Unfit("exhausted", f"its fitness cannot be examined: {describe_error(error)}")
+            self.found = Unfit("exhausted", f"its fitness cannot be examined: {describe_error(error)}")
         finally:
             self._done()
 
     @property
     def is_done(self) -> bool:
         return not self._thread.is_alive()
-
-    def take(self) -> Unfit | None:
-        return self._found
 
 
 def of_another_version(server: Mapping[str, Any]) -> Unfit:

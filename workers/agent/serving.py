@@ -241,7 +241,7 @@ class Serving(ABC, Generic[RunT]):
                 self._examination = self._begin_examination()
             if not self._examination.is_done:
                 return False
-            found, self._examination = self._examination.take(), None
+            found, self._examination = self._examination.found, None
         self._next_beat = self._clock()  # tell it
         if found is not None:
             self._become_unfit(found)

@@ -274,27 +274,25 @@ class Allocations(threading.Thread):
     def _judge(self, allocation: Allocation, listed: Listed | None) -> None:
         """Decide what becomes of a claim that was ours a moment ago."""
         with about(allocation.claim.job_id, allocation.claim.attempt):
-            self._decide(allocation, listed)
-
-    def _decide(self, allocation: Allocation, listed: Listed | None) -> None:
-        if listed is not None and (allocation.unanswered or allocation.refusal is None or not listed.is_final):
-            allocation.slurm_id, allocation.refusal, allocation.unanswered = listed.id, None, False
-        match allocation.reason:
-            case Abandoned():
-                self._drop(allocation)
-            case Cancelled():
-                self._end(allocation, lambda: self._queue.finish(allocation.claim, Finish("cancelled")))
-            case GivenBack():  # after an error of the worker, too: the job has not begun
-                self._end(allocation, lambda: self._queue.give_back(allocation.claim))
-            case None if allocation.unanswered:
-                allocation.submitted, allocation.refusal, allocation.unanswered = False, None, False
-                self._wanted.set()
-            case None if allocation.slurm_id is None and allocation.refusal is not None:
-                self._refused(allocation, allocation.refusal)
-            case None if allocation.submitted and (listed is None or listed.is_final):
-                self._never_began(allocation, listed)
-            case None if allocation.submitted and listed is not None:
-                self._tell(allocation, listed)
+            if listed is not None and (allocation.unanswered or allocation.refusal is None or not listed.is_final):
+                allocation.slurm_id, allocation.refusal, allocation.unanswered = listed.id, None, False
+            match allocation.reason:
+                case Abandoned():
+                    self._drop(allocation)
+                case Cancelled():
+                    self._end(allocation, lambda: self._queue.finish(allocation.claim, Finish("cancelled")))
+                case GivenBack():  # after an error of the worker, too: the job has not begun
+                    self._end(allocation, lambda: self._queue.give_back(allocation.claim))
+                case None if allocation.unanswered:
+                    allocation.submitted, allocation.refusal, allocation.unanswered = False, None, False
+                    self._wanted.set()
+                case None if allocation.slurm_id is None and allocation.refusal is not None:
+                    self._refused(allocation, allocation.refusal)
+                case None if allocation.submitted and (listed is None or listed.is_final):
+                    self._never_began(allocation, listed)
+                case None if allocation.submitted and listed is not None:
+                    state = f"is pending: {listed.reason}" if listed.is_pending else "starts"
+                    self._say(allocation, f"Slurm job {listed.id} {state}")
 
     def _refused(self, allocation: Allocation, words: str) -> None:
         """Deal with a claim that Slurm has not taken, although it answers: it goes back if Slurm would take no job now,
@@ -370,10 +368,6 @@ class Allocations(threading.Thread):
         """Return True if what Slurm does to this job costs no attempt: for a while, so that the job ends some time."""
         now = time.monotonic()
         return now - self._excused_first.setdefault(claim.job_id, now) <= BLAMED_S
-
-    def _tell(self, allocation: Allocation, listed: Listed) -> None:
-        state = f"is pending: {listed.reason}" if listed.is_pending else "starts"
-        self._say(allocation, f"Slurm job {listed.id} {state}")
 
     def _say(self, allocation: Allocation, told: str) -> bool:
         """Let the job say what it waits for; returns False if its claim is no longer ours."""
