@@ -35,7 +35,7 @@ from workers.measure.memory import OutOfMemory
 from workers.measure.profiling import classes, flame_graph, stacks, tables, trace, usage
 from workers.measure.profiling.attention import Part, Roofline, roofline
 from workers.measure.profiling.attribution import Attribution, RecordedWork
-from workers.measure.profiling.classes import MATMUL, NORMALISATION, OPTIMIZER
+from workers.measure.profiling.classes import CLASSES, MATMUL, NORMALISATION, OPTIMIZER
 from workers.measure.profiling.idle import of_steps
 from workers.measure.profiling.lines import LineTrace, OwnCode, uses
 from workers.measure.profiling.recording import AnotherProfiler, Profile
@@ -62,10 +62,6 @@ NO_NORMS = (
 )
 NO_PRODUCTS = "no operator multiplied matrices: a CUDA graph and what a compiler fused have none"
 CONVOLUTIONS = "and recurrent layers, per step: not in table products, but by shape in table work"
-CLASSES = (
-    *("matmul", "attention", "softmax", "normalisation", "elementwise", "copy", "reduction", "communication"),
-    *("optimizer", "other"),
-)
 EAGER = "eager"
 """The attention for which `accounting.attention_part` gives the cost of its parts."""
 CEILING_STEPS = 5
@@ -323,7 +319,7 @@ class Profiling:
         with_stacks: Profile | None = None
         if self.spec.stacks and not self.sparing:
             try:
-                with_stacks, _, _ = self._profiled(1, python=True, warm=True)
+                with_stacks, _, _ = profile_steps(self.timed.training, 1, self.report, python=True, warm=True)
             except OutOfMemory as error:
                 self._tell("stacks", None, None, str(error))
         # Last, since it may take the batches that an iterator in the step has left.
@@ -359,7 +355,7 @@ class Profiling:
         if own is None and self.timed.step_ms < SLOW_STEP_MS:
             return None
         trace = None if own is None else LineTrace(own)
-        profiled = self._profiled(1, warm=True, shapes=False, trace=trace)
+        profiled = profile_steps(self.timed.training, 1, self.report, warm=True, shapes=False, trace=trace)
         return Alone(*profiled, trace, suffices=len(profiled[0].recording.host) > MAX_EVENTS)
 
     def _sample(self, own: OwnCode | None, alone: Alone | None) -> None:
@@ -388,7 +384,7 @@ class Profiling:
         else:
             # The step that was recorded alone has absorbed the profiler's start-up; the rest is little of a slow step.
             warm = self.sparing or (alone is not None and self.timed.step_ms >= SLOW_STEP_MS)
-            profile, laps_ms, phases_ms = self._profiled(self.steps, warm=warm)
+            profile, laps_ms, phases_ms = profile_steps(self.timed.training, self.steps, self.report, warm=warm)
         if self.on_gpu and not profile.recording.device:
             raise InvalidEnvironment(NOTHING_SEEN)
         after = compilation()
@@ -407,18 +403,6 @@ class Profiling:
         self._tell("profiled step", statistics.median(laps_ms), "ms", "median")
         self._tell("profiler's overhead", overhead, "%", "profiled times are for shares, not for speed")
         return profile
-
-    def _profiled(
-        self,
-        steps: int,
-        *,
-        python: bool = False,
-        warm: bool = False,
-        shapes: bool = True,
-        trace: LineTrace | None = None,
-    ) -> tuple[Profile, list[float], dict[str, list[float]]]:
-        training = self.timed.training
-        return profile_steps(training, steps, self.report, python=python, warm=warm, shapes=shapes, trace=trace)
 
     def _add_times(self, attribution: Attribution) -> None:
         work, steps = attribution.work, len(attribution.steps)
@@ -564,9 +548,7 @@ class Profiling:
         self.values.set(f"{name}_ms", phase, [part.time_ms])
         self.values.set(f"{name}_tflops", phase, None if part.tflops is None else [part.tflops], why)
         self.values.set(f"{name}_gb_per_s", phase, None if part.gb_per_s is None else [part.gb_per_s], why)
-        useful = None
-        if part.cost is not None:
-            useful = useful_flops(self.spec, name, phase)
+        useful = None if part.cost is None else useful_flops(self.spec, name, phase)
         share = 100 * part.time_ms / phase_ms if phase_ms else None
         return tables.attention_row(part, share, useful, line, note)
 

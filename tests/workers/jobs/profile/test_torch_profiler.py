@@ -318,7 +318,7 @@ def test_a_failed_profile_keeps_its_times(run: Any, report: Report, monkeypatch:
 def test_without_kernels_another_profiler_holds_cupti(run, report, monkeypatch) -> None:
     empty = Profile(Recording([], []), lambda _path: None)
     monkeypatch.setattr(recording, "record", lambda *_, **__: empty)
-    monkeypatch.setattr(torch_profiler.Profiling, "_profiled", lambda *_, **__: (empty, [1.0], {}))
+    monkeypatch.setattr(torch_profiler, "profile_steps", lambda *_, **__: (empty, [1.0], {}))
     monkeypatch.setattr(torch_profiler.Profiling, "on_gpu", True)
     with pytest.raises(InvalidEnvironment, match="another profiler may hold CUPTI"):
         run()
