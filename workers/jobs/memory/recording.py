@@ -19,7 +19,7 @@ from workers.jobs._training.building import Training
 from workers.measure.allocations import make_recording, snapshot
 from workers.measure.allocations.categories import Owners, add, owners_of
 from workers.measure.allocations.growth import AfterSteps
-from workers.measure.allocations.recording import PhaseMarks, RecordedStretch
+from workers.measure.allocations.recording import PREPARATION, PhaseMarks, RecordedStretch
 from workers.measure.allocations.residual import ResidualStream
 from workers.measure.check import Check
 from workers.measure.judging import WrongResult
@@ -42,8 +42,6 @@ WORK = {"forward": "inference", "forward_backward": "forward and backward pass",
 """The work that the snapshots of a mode's phases show."""
 KEPT = "made before the first step"
 """Name of the tensors that a step of the user's own keeps from its beginning."""
-PREPARATION = "preparation"
-"""Name of all that precedes the phases of a step in a recording (workers.measure.allocations.recording)."""
 
 
 @dataclass

@@ -20,19 +20,10 @@ from workers.measure.validity import check_gradients
 MIB = 2**20
 BYTES = {"fp32": 4, "bf16": 2}
 """Bytes per element of the residual stream, by the dtype of the parameters: autocast does not change it."""
-CATEGORY_METRICS = {
-    "parameter": "parameter_mib",
-    "gradient": "gradient_mib",
-    "optimizer_state": "optimizer_state_mib",
-    "activation": "activation_mib",
-    "input": "input_mib",
-    "temporary": "temporary_mib",
-    "unknown": "unknown_mib",
-}
 WHOLE = (
     ("peak_memory_mib", "MiB"),
     ("memory_reserved_mib", "MiB"),
-    *((name, "MiB") for name in CATEGORY_METRICS.values()),
+    *((f"{category}_mib", "MiB") for category in CATEGORIES),
     ("unknown_percent", "%"),
     ("rounding_mib", "MiB"),
     ("fragmentation_mib", "MiB"),
@@ -205,9 +196,8 @@ def add_whole(values: Values, session: Session) -> None:
     values.set("memory_reserved_mib", None, [max(held)] if held else None, NO_CACHE)
     add_fragmentation(values, highest, None)
     peak = highest.stretch.peak if peak_seen(highest) else None
-    for category, name in CATEGORY_METRICS.items():
-        used = None if peak is None else [peak.usage[CATEGORIES.index(category)] / MIB]
-        values.set(name, None, used, PEAK_LOST)
+    for index, category in enumerate(CATEGORIES):
+        values.set(f"{category}_mib", None, None if peak is None else [peak.usage[index] / MIB], PEAK_LOST)
     share_unknown = None if peak is None else [100 * peak.usage[UNKNOWN] / max(1, peak.total)]
     values.set("unknown_percent", None, share_unknown, PEAK_LOST)
     if highest.counters is None:

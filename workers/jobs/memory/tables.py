@@ -7,6 +7,7 @@ from workers.measure.allocations.categories import CATEGORIES
 from workers.measure.allocations.growth import pattern
 from workers.measure.allocations.ledger import Allocation, Point, Stretch, thinned
 from workers.measure.allocations.recording import RecordedStretch
+from workers.measure.allocations.snapshot import BEFORE
 from workers.measure.allocations.stacks import NEXT, code, is_call, short_stack, site
 from workers.measure.saved import SavedTensor
 from workers.measure.table import Column
@@ -37,13 +38,10 @@ def report_tables(session: Session, report: Reporter) -> None:
 def report_categories(name: str, recorded: RecordedStretch, report: Reporter) -> None:
     """Report the use of memory by category, at a phase's peak and at its end."""
     peak, end = recorded.stretch.peak if peak_seen(recorded) else None, recorded.stretch.end
-    columns = [Column("category", "string")]
-    for moment in ("peak", "end"):
-        columns += [
-            Column(f"{moment}_mib", "number", "MiB"),
-            Column(f"{moment}_percent", "number", "%"),
-            Column(f"{moment}_bytes", "integer", "bytes"),
-        ]
+    columns = Column.parse(
+        "category, peak_mib: number MiB, peak_percent: number %, peak_bytes: integer bytes, "
+        "end_mib: number MiB, end_percent: number %, end_bytes: integer bytes"
+    )
     rows: list[list[Any]] = [
         [category, *share(peak, index), *share(end, index)] for index, category in enumerate(CATEGORIES)
     ]
@@ -75,27 +73,14 @@ def report_allocations(session: Session, recorded: dict[str, RecordedStretch], r
 def largest(stretch: Stretch, most: int) -> list[list[Any]]:
     """Return the largest groups of equal allocations at a peak, the largest allocation first."""
     groups: dict[tuple[Any, ...], list[Allocation]] = {}
-    for allocation in stretch.at_peak:
-        key = (
-            allocation.size,
-            allocation.category,
-            pattern(allocation.name),
-            allocation.made_in,
-            short_stack(allocation.frames),
-        )
-        groups.setdefault(key, []).append(allocation)
+    for one in stretch.at_peak:
+        key = (one.size, one.category, pattern(one.name), one.made_in, short_stack(one.frames))
+        groups.setdefault(key, []).append(one)
     ranked = sorted(groups.items(), key=lambda item: (-item[0][0], -len(item[1]), item[0][1]))
     return [
         [
-            size / MIB,
-            len(alike),
-            size * len(alike) / MIB,
-            CATEGORIES[category],
-            name,
-            made_in or "before the history",
-            site(alike[0].frames),
-            stack,
-            code(alike[0].frames),
+            *(size / MIB, len(alike), size * len(alike) / MIB, CATEGORIES[category], name),
+            *(made_in or BEFORE, site(alike[0].frames), stack, code(alike[0].frames)),
         ]
         for (size, category, name, made_in, stack), alike in ranked[:most]
     ]
