@@ -319,14 +319,18 @@ class Places:
         return self.at(time_ns)
 
     @functools.cached_property
+    def _makers(self) -> Mapping[tuple[int, int], HostEvent]:
+        """The operators of the forward pass by the thread and the number of the node that they made."""
+        events = self.profile.recording.host
+        return {(one.thread, one.sequence): one for one in events if one.kind == "operator" and one.sequence >= 0}
+
+    @functools.cached_property
     def _nodes(self) -> tuple[list[int], list[tuple[HostEvent, int]]]:
         """The nodes of the backward pass by their beginnings, each with the moment in which it was made."""
-        events = self.profile.recording.host
-        makers = {(one.thread, one.sequence): one for one in events if one.kind == "operator" and one.sequence >= 0}
         found = [
             (one, maker.begin_ns)
-            for one in events
-            if one.kind == "backward" and (maker := makers.get((one.forward_thread, one.sequence))) is not None
+            for one in self.profile.recording.host
+            if one.kind == "backward" and (maker := self._makers.get((one.forward_thread, one.sequence))) is not None
         ]
         return [one.begin_ns for one, _ in found], found
 
@@ -384,27 +388,16 @@ class Places:
         return sum(one.name == "cudaMalloc" for one in self.profile.recording.host)
 
     @functools.cached_property
-    def made(self) -> Mapping[Place | None, Mapping[Place | None, float]]:
-        """The shares of the forward pass's lines in the operators that lines with a backward pass ran."""
-        return self._made[0]
-
-    @functools.cached_property
-    def between(self) -> Mapping[Place | None, Mapping[Place | None, float]]:
-        """Their shares in the time between the nodes of these backward passes: a node is due to the line that made
-        it, and so is the time before it."""
-        return self._made[1]
-
-    @functools.cached_property
-    def _made(self) -> tuple[Shares, Shares]:
-        events = self.profile.recording.host
-        makers = {(one.thread, one.sequence): one for one in events if one.kind == "operator" and one.sequence >= 0}
+    def made(self) -> tuple[Shares, Shares]:
+        """The shares of the forward pass's lines in the operators that lines with a backward pass ran, and in the time
+        between the nodes of these passes: a node is due to the line that made it, and so is the time before it."""
         found: dict[Place | None, Counter[Place | None]] = defaultdict(Counter)
         between: dict[Place | None, Counter[Place | None]] = defaultdict(Counter)
         until: dict[int, int] = defaultdict(int)
-        for one in events:
+        for one in self.profile.recording.host:
             if one.kind != "backward" or one.begin_ns < until[one.thread]:
                 continue
-            maker = makers.get((one.forward_thread, one.sequence)) if one.sequence >= 0 else None
+            maker = self._makers.get((one.forward_thread, one.sequence)) if one.sequence >= 0 else None
             here = self.at(one.begin_ns)
             made_in = here if maker is None else self.at(maker.begin_ns)
             found[here][made_in] += one.end_ns - one.begin_ns
@@ -537,7 +530,8 @@ def _on_cpu(training: Training, samples: Samples, places: Places, step_ms: float
         for part, share in _parts(places.launched.get(ran), 1e6 * scale * ran_ns[ran]).items():
             if part == "kernels" and places.writes_attention(at):
                 part = "attention"
-            made = (places.between if part == "host" else places.made).get(at, {at: 1.0})
+            of_operators, between = places.made
+            made = (between if part == "host" else of_operators).get(at, {at: 1.0})
             for maker, of_maker in made.items():
                 same = part if part == "host" or maker == at else _same_part(part, maker, places)
                 lost[same, maker] += scale * ns * share * of_maker
