@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from pydantic import WithJsonSchema
-from sqlalchemy import RowMapping
+from sqlalchemy import Connection, Row, RowMapping, Table, select
 
 from app.errors import NotFound
 from app.states import JOB_STATES
@@ -40,6 +40,14 @@ def checked_id(number: int, what: str) -> int:
     if not 0 < number <= MAX_ID:
         raise NotFound(f"There is no {what} {number}.")
     return number
+
+
+def row_of(connection: Connection, table: Table, number: int) -> Row[Any]:
+    """Return the row of a job or a sweep; raises NotFound."""
+    row = connection.execute(select(table).where(table.c.id == checked_id(number, table.name))).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no {table.name} {number}.")
+    return row
 
 
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, tuple_, update
 from sqlalchemy import case as sql_case
 
 from app.errors import Conflict, InvalidRequest, NotFound
@@ -26,7 +26,7 @@ from app.specs import KINDS
 from app.states import FINISHED_STATES, UNFIT, VERDICTS, worst
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.public import checked_id, rfc3339
+from app.store.public import rfc3339, row_of
 from app.store.queue import sweeps
 from app.store.reading.measurements import recorded_attempts
 from app.store.tables import utc_now
@@ -214,17 +214,12 @@ def _public(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, 
 
 def _jobs(connection: Connection, job: int | None, sweep: int | None) -> list[Row[Any]]:
     """Return the job, or the latest job of each point of the sweep."""
-    query: Select[Any] = select(_job.id, _job.kind, _job.state, _job.error).order_by(_job.id)
     if job is not None:
-        rows = list(connection.execute(query.where(_job.id == checked_id(job, "job"))))
-        if not rows:
-            raise NotFound(f"There is no job {job}.")
-        return rows
+        return [row_of(connection, tables.job, job)]
     assert sweep is not None
-    known = select(tables.sweep.c.id).where(tables.sweep.c.id == checked_id(sweep, "sweep"))
-    if connection.execute(known).one_or_none() is None:
-        raise NotFound(f"There is no sweep {sweep}.")
-    return list(connection.execute(query.where(_job.id.in_(sweeps.latest_jobs([sweep])))))
+    row_of(connection, tables.sweep, sweep)
+    query = select(_job.id, _job.kind, _job.state, _job.error).where(_job.id.in_(sweeps.latest_jobs([sweep])))
+    return list(connection.execute(query.order_by(_job.id)))
 
 
 def _why(row: Row[Any]) -> str:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, delete, select, update
 
-from app.errors import Conflict, InBaseline, NotFound
+from app.errors import Conflict, InBaseline
 from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.database.engine import Database
 from app.store.database.slices import Slices
 from app.store.files.store import FileStore
 from app.store.keeping.baselines import baselines_of
-from app.store.public import checked_id
+from app.store.public import checked_id, row_of
 
 JOBS_AT_ONCE = 50
 ROWS_AT_ONCE = 500
@@ -48,9 +48,7 @@ def delete_job(database: Database, job_id: int) -> list[str]:
     deleted = delete_jobs(Slices(database), [_job.id == checked_id(job_id, "job")])
     if not deleted.jobs:
         with database.read() as connection:
-            state = connection.execute(select(_job.state).where(_job.id == job_id)).scalar_one_or_none()
-            if state is None:
-                raise NotFound(f"There is no job {job_id}.")
+            state = row_of(connection, tables.job, job_id).state
             if names := baselines_of(connection, job_id):
                 raise InBaseline(job_id, names)
             raise Conflict(f"Job {job_id} is {state}: cancel it first.")

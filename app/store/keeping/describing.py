@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, update
 
-from app.errors import Conflict, InvalidRequest, NotFound
+from app.errors import Conflict, InvalidRequest
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.public import checked_id
+from app.store.public import row_of
 from app.store.records import MAX_LABELS
 
 _job = tables.job.c
@@ -18,10 +18,7 @@ def describe_job(database: Database, job_id: int, changes: Mapping[str, Any]) ->
     """Change the job's `name` and `note`, where None removes them, and `labels`: {key: value, or None to remove it}.
     Raises NotFound, Conflict if it is being deleted, and InvalidRequest for more than MAX_LABELS labels."""
     with database.write() as connection:
-        query = select(_job.labels, _job.deleting).where(_job.id == checked_id(job_id, "job"))
-        job = connection.execute(query).one_or_none()
-        if job is None:
-            raise NotFound(f"There is no job {job_id}.")
+        job = row_of(connection, tables.job, job_id)
         if job.deleting:
             raise Conflict(f"Job {job_id} is being deleted.")
         values = {name: changes[name] for name in ("name", "note") if name in changes}

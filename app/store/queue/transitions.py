@@ -25,7 +25,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, exists, func, insert, literal_column, select, update
 
-from app.errors import Conflict, LeaseLost, NotFound, job_problem
+from app.errors import Conflict, LeaseLost, job_problem
 from app.logs import about
 from app.specs._fit import Fit
 from app.specs._schema import SCHEMA, name_of
@@ -34,7 +34,7 @@ from app.states import FINISHED_STATES, LivingState
 from app.store import service_settings, tables, tokens
 from app.store.column_types import broken
 from app.store.database.engine import Database
-from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
+from app.store.public import NO_PROGRESS, job_dict, row_of, sweep_dict
 from app.store.queue import ends, fence, fitting, sharing, staging, submission, sweeps, tallies, webhooks
 from app.store.queue.claims import UNCLAIMED, next_job
 from app.store.queue.pausing import pause_reason, paused_kinds
@@ -86,9 +86,7 @@ _MARK_CLAIMED = (
 _BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
 _END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
 _CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
-_JOB = select(tables.job).where(_job.id == bindparam("job_id"))
 _RAN = select(_job.kind, _job.started_at, _job.finished_at).where(_job.id == bindparam("job_id"))
-_SWEEP = select(tables.sweep).where(_sweep.id == bindparam("sweep_id"))
 _EVENT = insert(tables.event)
 _LOSE_ATTEMPT = (
     update(tables.attempt)
@@ -241,7 +239,7 @@ class Queue:
         has a spec that this version does not take; QueueFull.
         """
         with self._database.read() as connection:
-            sweep = _sweep_row(connection, sweep_id)
+            sweep = row_of(connection, tables.sweep, sweep_id)._asdict()
             if problem := broken(sweep):
                 raise Conflict(f"Sweep {sweep_id} cannot be resumed. {problem['detail']}")
             # The points of a search follow from its outcomes.
@@ -282,7 +280,7 @@ class Queue:
         A second call returns the same. Raises NotFound.
         """
         with ends.logging_ends(self._database) as connection:
-            sweep = _sweep_row(connection, sweep_id)
+            sweep = row_of(connection, tables.sweep, sweep_id)._asdict()
             _cancel_jobs(connection, _job.sweep_id == sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
@@ -313,7 +311,7 @@ class Queue:
             tokens = (handed.token, new_token)
             attempt_id = fence.take_over(connection, handed.job_id, handed.attempt, tokens, worker_id)
             connection.execute(_END_ATTEMPT.values(started_at=now), {"attempt_id": attempt_id})
-            job = _job_row(connection, handed.job_id)
+            job = row_of(connection, tables.job, handed.job_id)
             if job.state not in ("queued", "running"):  # a server of 0.1.0 ends a queued job, and not its attempt
                 raise LeaseLost(f"Job {handed.job_id} is {job.state}.")
             paused = pause_reason(job.kind, paused_kinds(connection)) if job.state == "queued" else None
@@ -461,7 +459,7 @@ class Queue:
         values = _values(claim, finish, finish.state)
         with ends.logging_ends(self._database) as connection:
             fence.check(connection, claim)
-            job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
+            job = row_of(connection, tables.job, claim.job_id)
             state = "cancelled" if job.cancel_requested_at is not None else finish.state
             partial = state != "succeeded"
             if staged_as not in (None, partial):
@@ -508,7 +506,7 @@ class Queue:
         self._clear(claim)
         with ends.logging_ends(self._database) as connection:
             fence.check(connection, claim)
-            job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
+            job = row_of(connection, tables.job, claim.job_id)
             if job.cancel_requested_at is not None:
                 error = job_problem("cancelled", CANCELLED_WHILE)
                 _end_attempt(connection, claim.attempt_id, "cancelled", error=error)
@@ -532,11 +530,11 @@ class Queue:
         A second call returns the same. Raises NotFound, or Conflict when the job has succeeded or failed.
         """
         with ends.logging_ends(self._database) as connection:
-            job = _job_row(connection, job_id)
+            job = row_of(connection, tables.job, job_id)
             if job.state in ("succeeded", "failed"):
                 raise Conflict(f"Job {job_id} has {job.state}: there is nothing to cancel.")
             _cancel_jobs(connection, _job.id == job_id)
-            return job_dict(_job_row(connection, job_id)._mapping, waiting=None)
+            return job_dict(row_of(connection, tables.job, job_id)._mapping, waiting=None)
 
     def cancel_some(self, job_ids: Sequence[int]) -> tuple[int, int]:
         """Cancel those of these jobs that are not finished; returns how many of them were queued, and so are cancelled,
@@ -560,7 +558,7 @@ class Queue:
         QueueFull.
         """
         with self._database.write() as connection:
-            job = _job_row(connection, job_id)
+            job = row_of(connection, tables.job, job_id)
             if job.state not in RETRIED_STATES:
                 how = "has succeeded" if job.state == "succeeded" else f"is {job.state}"
                 raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
@@ -577,7 +575,7 @@ class Queue:
             _change_job(connection, job_id, max_attempts=allowed, **submission.INITIAL_COLUMNS)
             _record_event(connection, job_id, job.attempt, "state", {"state": "queued", "reason": "retried"})
             webhooks.expect_again(connection, job_id=job_id)
-            queued = _job_row(connection, job_id)._mapping
+            queued = row_of(connection, tables.job, job_id)._mapping
             return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
 
     def probe(self) -> None:
@@ -616,7 +614,7 @@ class Queue:
             lost = connection.execute(_LOSE_ATTEMPT, seen).one_or_none()
             if lost is None:
                 return None
-            job = _job_row(connection, running.job_id)
+            job = row_of(connection, tables.job, running.job_id)
             error = lost.error or _excuse(connection, lost.worker_id, job) or job_problem("worker_lost", SILENT)
             connection.execute(_END_ATTEMPT.values(error=error), {"attempt_id": running.attempt_id})
             tallies.add(connection, "lease_losses", job.kind)
@@ -672,20 +670,6 @@ def _start_attempt(connection: Connection, job_id: int, worker_id: str, waits_fo
 def _observe_waiting(connection: Connection, job: Any, now: datetime) -> None:
     if job.attempt == 1:  # a later one waited since an earlier one ended
         tallies.observe(connection, "waiting", job.kind, "", max(0.0, (now - job.created_at).total_seconds()))
-
-
-def _job_row(connection: Connection, job_id: int) -> Any:
-    row = connection.execute(_JOB, {"job_id": checked_id(job_id, "job")}).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no job {job_id}.")
-    return row
-
-
-def _sweep_row(connection: Connection, sweep_id: int) -> dict[str, Any]:
-    row = connection.execute(_SWEEP, {"sweep_id": checked_id(sweep_id, "sweep")}).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"There is no sweep {sweep_id}.")
-    return dict(row)
 
 
 def _cancel_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
@@ -774,7 +758,7 @@ def _requeue_or_fail(
     connection: Connection, job_id: int, attempt: int, error: dict[str, Any], if_cancelled: str
 ) -> str:
     """Queue or end a job whose worker could not end its attempt; returns its new state."""
-    job = _job_row(connection, job_id)
+    job = row_of(connection, tables.job, job_id)
     if job.cancel_requested_at is not None:
         _finish_job(connection, job_id, attempt, "cancelled", job_problem("cancelled", if_cancelled))
         return "cancelled"

@@ -22,9 +22,9 @@ from app.store.public import (
     artifact_dict,
     artifact_url,
     attempt_links,
-    checked_id,
     job_dict,
     rfc3339,
+    row_of,
     sweep_dict,
 )
 from app.store.queue import fitting, sweeps
@@ -83,7 +83,7 @@ class Reading:
     def job(self, job_id: int) -> tuple[dict[str, Any], int]:
         """Return the public job and its version, which grows with every change. Raises NotFound, as all below."""
         with self._database.read() as connection:
-            row = _job(connection, job_id)
+            row = row_of(connection, tables.job, job_id)
             waiting = waiting_reasons(connection, [row._mapping])
             lacking = out_of_memory(connection, [row._mapping])
         return job_dict(row._mapping, waiting.get(job_id), out_of_memory=job_id in lacking), row.version
@@ -141,7 +141,7 @@ class Reading:
         rows: list[Row[Any]] = []
         total, following = 0, None
         with self._database.read() as connection:
-            state = _job(connection, job_id).state
+            state = row_of(connection, tables.job, job_id).state
             for row in connection.execute(query.order_by(event.id).limit(limit + 1)):
                 if len(rows) == limit or total >= MAX_EVENT_BYTES:
                     following = rows[-1].id
@@ -176,7 +176,7 @@ class Reading:
     def attempts(self, job_id: int) -> list[dict[str, Any]]:
         """Return every attempt that the job had, in order, including lost ones and those given back."""
         with self._database.read() as connection:
-            _job(connection, job_id)
+            row_of(connection, tables.job, job_id)
             rows = _attempts(connection, job_id)
         return [
             {
@@ -199,7 +199,7 @@ class Reading:
         """Return the output as `log` does, and the id of the job's last event, from which a follower misses no line."""
         event = tables.event.c
         with self._database.read() as connection:
-            _job(connection, job_id)
+            row_of(connection, tables.job, job_id)
             last = connection.execute(select(func.max(event.id)).where(event.job_id == job_id)).scalar_one() or 0
             attempts = _attempts(connection, job_id)
             if attempt is not None:
@@ -241,7 +241,7 @@ class Reading:
         """
         measurement = tables.measurement.c
         with self._database.read() as connection:
-            _job(connection, job_id)
+            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, None)
             sampled = (measurement.job_id == job_id, measurement.attempt == attempt, measurement.n > 1)
             if case_key is None:
@@ -286,7 +286,7 @@ class Reading:
         if after is not None:
             query = query.where(measurement.id > _cursor(after))
         with self._database.read() as connection:
-            _job(connection, job_id)
+            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
             query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
             if samples:
@@ -347,7 +347,7 @@ class Reading:
         that it left."""
         unit, chosen = tables.unit.c, attempt
         with self._database.read() as connection:
-            _job(connection, job_id)
+            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
             query = select(tables.unit).where(unit.job_id == job_id, unit.attempt == attempt)
             rows = connection.execute(query.order_by(unit.unit_index)).mappings().all()
@@ -368,7 +368,7 @@ class Reading:
         """Return the artifacts of an attempt, by default of the last recorded one, by name."""
         chosen = attempt
         with self._database.read() as connection:
-            _job(connection, job_id)
+            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
             return [artifact_dict(row, chosen) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
 
@@ -376,7 +376,7 @@ class Reading:
         """Return one artifact of an attempt, by default of the last recorded one."""
         chosen = attempt
         with self._database.read() as connection:
-            _job(connection, job_id)
+            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
             query = _artifacts(job_id, attempt).where(tables.artifact.c.name == name)
             row = connection.execute(query).mappings().one_or_none()
@@ -424,10 +424,7 @@ class Reading:
         """Return the public sweep, with the number of its points by the state of their latest job, and the standing of
         its searches."""
         with self._database.read() as connection:
-            query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
-            row = connection.execute(query).mappings().one_or_none()
-            if row is None:
-                raise NotFound(f"There is no sweep {sweep_id}.")
+            row = row_of(connection, tables.sweep, sweep_id)._mapping
             counts = sweeps.counts(connection, [sweep_id]).get(sweep_id, {})
             return sweep_dict(row, counts, fitting.searches(connection, row))
 
@@ -435,7 +432,7 @@ class Reading:
         """Return a text that changes with everything that a job's page shows, except the reason to wait."""
         event = tables.event.c
         with self._database.read() as connection:
-            version = _job(connection, job_id).version
+            version = row_of(connection, tables.job, job_id).version
             last = connection.execute(select(func.max(event.id)).where(event.job_id == job_id)).scalar_one()
         return f"{job_id}-{version}-{last}"
 
@@ -476,13 +473,6 @@ class Reading:
             "kinds": {kind for host in known for kind in host.kinds},
             "capabilities": {name for host in known for name in host.capabilities},
         }
-
-
-def _job(connection: Connection, job_id: int) -> Row[Any]:
-    row = connection.execute(select(tables.job).where(tables.job.c.id == checked_id(job_id, "job"))).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no job {job_id}.")
-    return row
 
 
 def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import select
 
-from app.errors import Conflict, NotFound
+from app.errors import Conflict
 from app.store import tables
 from app.store.column_types import broken
 from app.store.database.engine import Snapshot
-from app.store.public import checked_id
+from app.store.public import row_of
 from app.store.reading.measurements import recorded_attempt
 
 
@@ -40,10 +40,7 @@ class TablePart:
 def table_parts(snapshot: Snapshot, job_id: int, attempt: int | None = None) -> tuple[str, list[TablePart]]:
     """Return the job's kind, and the parts that an attempt's units reported, by name and unit; by default those of the
     last attempt that recorded results. Raises NotFound."""
-    job, table = tables.job.c, tables.result_table.c
-    kind = snapshot.execute(select(job.kind).where(job.id == checked_id(job_id, "job"))).scalar_one_or_none()
-    if kind is None:
-        raise NotFound(f"There is no job {job_id}.")
+    kind, table = row_of(snapshot, tables.job, job_id).kind, tables.result_table.c
     columns = (table.id, table.name, table.unit_index, table.columns, table.row_count, table.partial)
     query = select(*columns).where(table.job_id == job_id, table.attempt == recorded_attempt(snapshot, job_id, attempt))
     rows = snapshot.execute(query.order_by(table.name, table.unit_index))
