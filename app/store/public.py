@@ -1,6 +1,6 @@
 """Turns rows into the JSON-ready dicts that the API returns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -62,17 +62,22 @@ ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
 """The parts that each attempt has of its own. Without `?attempt=` clients get those of the last attempt."""
 
 
+def values_of(row: Mapping[Any, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return these values of a row as JSON has them: times are texts."""
+    return {name: rfc3339(row[name]) if isinstance(row[name], datetime) else row[name] for name in names}
+
+
 def job_dict(
     row: RowMapping | Mapping[str, Any], waiting: str | None, *, out_of_memory: bool = False
 ) -> dict[str, Any]:
     """Make the public job, without its links, from a row of the table `job`. `waiting` says why it cannot start (see
     waiting.py); `out_of_memory`: it succeeded, and its only case ran out of memory."""
     return {
-        **{name: rfc3339(row[name]) if isinstance(row[name], datetime) else row[name] for name in _PUBLIC},
+        **values_of(row, _PUBLIC),
         "progress": row["progress"] or NO_PROGRESS,
         "waiting": waiting,
         "outcome": "oom" if out_of_memory else None,
-        **{name: row[name] for name in _LAST},
+        **values_of(row, _LAST),
         "broken": broken(row),
     }
 
@@ -83,10 +88,9 @@ def sweep_dict(
     """Make the public sweep, without its links, from a row of the table `sweep`. `counts` are the numbers of its points
     by the state of their latest job; `searches` are for an answer about this sweep alone."""
     return {
-        **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
-        "fit": row["fit"],
+        **values_of(row, ("id", "name", "labels", "base", "grid", "exclude", "options", "fit")),
         "searches": searches,
-        "created_at": rfc3339(row["created_at"]),
+        **values_of(row, ("created_at",)),
         "broken": broken(row),
         "counts": {state: counts.get(state, 0) for state in JOB_STATES},
     }
@@ -94,8 +98,8 @@ def sweep_dict(
 
 def artifact_dict(row: RowMapping, attempt: int | None = None) -> dict[str, Any]:
     """Make the public artifact from a row of the table `artifact` with its `unit_title`; `size` is in bytes."""
-    fields = ("name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title")
-    return {**{field: row[field] for field in fields}, "url": artifact_url(row, attempt)}
+    names = ("name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title")
+    return {**values_of(row, names), "url": artifact_url(row, attempt)}
 
 
 def artifact_url(row: RowMapping, attempt: int | None = None) -> str:

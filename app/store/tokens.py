@@ -11,7 +11,7 @@ from app import tokens
 from app.errors import Conflict, NotFound
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.public import rfc3339
+from app.store.public import values_of
 from app.store.tables import utc_now
 from app.tokens import Scope
 
@@ -56,13 +56,13 @@ class Tokens:
         }
         with self._database.write() as connection:
             connection.execute(insert(tables.api_token), {**row, "digest": tokens.digest(text)})
-        return _public(row), text
+        return values_of(row, _PUBLIC), text
 
     def all(self) -> list[dict[str, Any]]:
         """Return every token as the API shows it, oldest first."""
         with self._database.read() as connection:
             rows = connection.execute(select(tables.api_token).order_by(_token.created_at, _token.id)).mappings()
-            return [_public(row) for row in rows]
+            return [values_of(row, _PUBLIC) for row in rows]
 
     def revoke(self, token_id: str, *, keep_one: bool = False) -> None:
         """Delete a token. Raises NotFound, and with `keep_one` Conflict if no other is left."""
@@ -86,7 +86,3 @@ class Tokens:
         rows = [{"of_id": token_id, "used_at": used_at} for token_id, used_at in last_used.items()]
         with self._database.write() as connection:
             connection.execute(_NOTE_USE, rows)
-
-
-def _public(row: Mapping[Any, Any]) -> dict[str, Any]:
-    return {name: rfc3339(row[name]) if name.endswith("_at") else row[name] for name in _PUBLIC}

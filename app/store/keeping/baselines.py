@@ -26,7 +26,7 @@ from app.specs import KINDS
 from app.states import FINISHED_STATES, UNFIT, VERDICTS, worst
 from app.store import tables
 from app.store.database.engine import Database
-from app.store.public import rfc3339, row_of
+from app.store.public import row_of, values_of
 from app.store.queue import sweeps
 from app.store.reading.measurements import recorded_attempts
 from app.store.tables import utc_now
@@ -199,10 +199,7 @@ def _public(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, 
         of_sweeps[name] |= {sweep_id} - {None}
     return [
         {
-            "name": row.name,
-            "created_at": rfc3339(row.created_at),
-            "updated_at": rfc3339(row.updated_at),
-            "set_by": row.set_by,
+            **values_of(row._mapping, ("name", "created_at", "updated_at", "set_by")),
             "number_of_cases": numbers.get(row.name, 0),
             "jobs": jobs[row.name],
             "sweeps": sorted(of_sweeps[row.name]),

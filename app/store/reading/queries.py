@@ -26,6 +26,7 @@ from app.store.public import (
     rfc3339,
     row_of,
     sweep_dict,
+    values_of,
 )
 from app.store.queue import fitting, sweeps
 from app.store.queue.hosts import known_hosts
@@ -148,18 +149,8 @@ class Reading:
                     break
                 rows.append(row)
                 total += row.size
-        events = [
-            {
-                "id": row.id,
-                "job_id": row.job_id,
-                "attempt": row.attempt,
-                "type": row.type,
-                "data": row.data,
-                "created_at": rfc3339(row.created_at),
-            }
-            for row in rows
-        ]
-        return state, events, following
+        names = ("id", "job_id", "attempt", "type", "data", "created_at")
+        return state, [values_of(row._mapping, names) for row in rows], following
 
     def changed_jobs(self, after: int | None) -> tuple[set[int] | None, int]:
         """Return the jobs that have events with an id above `after`, and the last event's id; None if `after` is None.
@@ -178,18 +169,8 @@ class Reading:
         with self._database.read() as connection:
             row_of(connection, tables.job, job_id)
             rows = _attempts(connection, job_id)
-        return [
-            {
-                "number": row.number,
-                "worker_id": row.worker_id,
-                "state": row.state,
-                "error": row.error,
-                "started_at": rfc3339(row.started_at),
-                "finished_at": rfc3339(row.finished_at),
-                "links": attempt_links(job_id, row.number),
-            }
-            for row in rows
-        ]
+        names = ("number", "worker_id", "state", "error", "started_at", "finished_at")
+        return [{**values_of(row._mapping, names), "links": attempt_links(job_id, row.number)} for row in rows]
 
     def log(self, job_id: int, attempt: int | None = None) -> str:
         """Return the output of an attempt, by default of the last: as recorded at its end, or as reported so far."""
@@ -230,7 +211,7 @@ class Reading:
         )
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(event.id.desc()).limit(limit)).all()
-        return [{"data": row.data, "created_at": rfc3339(row.created_at)} for row in reversed(rows)]
+        return [values_of(row._mapping, ("data", "created_at")) for row in reversed(rows)]
 
     def samples(self, job_id: int, case_key: str | None = None, limit: int = 256) -> tuple[list[dict[str, Any]], int]:
         """Return the measurements of one case, by default the first, that have several samples: case, metric, phase,
@@ -354,7 +335,7 @@ class Reading:
             artifacts = connection.execute(_artifacts(job_id, attempt)).mappings().all()
         return [
             {
-                **{name: row[name] for name in _UNIT_FIELDS},
+                **values_of(row, _UNIT_FIELDS),
                 "artifacts": [
                     {"name": file["name"], "url": artifact_url(file, chosen)}
                     for file in artifacts
@@ -492,13 +473,12 @@ def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str,
     fields = ("id", "hostname", "pid", "state", "unfit", "kinds", "capabilities", "devices", "versions")
     return [
         {
-            **{name: row._mapping[name] for name in fields},
+            **values_of(row._mapping, fields),
             **_fitness(row),
             "readings": row.readings,
             "broken": broken(row._mapping),
             "job_ids": running.get(row.id, []),
-            "registered_at": rfc3339(row.registered_at),
-            "last_seen_at": rfc3339(row.last_seen_at),
+            **values_of(row._mapping, ("registered_at", "last_seen_at")),
         }
         for row in rows
     ]
