@@ -45,8 +45,17 @@ def _id() -> Any:
     return Column(_ID, primary_key=True, autoincrement=True)
 
 
-def _job_id(*, index: bool = True) -> Any:
-    return Column(_ID, ForeignKey("job.id", ondelete="CASCADE"), nullable=False, index=index)
+def _refers(to: str = "job.id", ondelete: str = "CASCADE", **options: Any) -> Any:
+    return Column(_ID, ForeignKey(to, ondelete=ondelete), **{"nullable": False, **options})
+
+
+def _flag() -> Any:
+    return Column(Boolean, nullable=False, default=False, server_default=false())
+
+
+def _index(name: str, *columns: Any, where: Any, **options: Any) -> Index:
+    """Make an index of the rows that meet a condition."""
+    return Index(name, *columns, sqlite_where=where, postgresql_where=where, **options)
 
 
 _NO_REUSE = {"sqlite_autoincrement": True}
@@ -90,13 +99,11 @@ class Job(SQLModel, table=True):
         Index("ix_job_state_id", "state", "id"),
         Index("ix_job_kind_id", "kind", "id"),
         Index("ix_job_submitted_by_id", "submitted_by", "id"),
-        Index(
-            "ix_job_unique_key", "unique_key", unique=True, sqlite_where=HOLDS_ITS_KEY, postgresql_where=HOLDS_ITS_KEY
-        ),
-        Index("ix_job_deleting", "id", sqlite_where=IS_BEING_DELETED, postgresql_where=IS_BEING_DELETED),
+        _index("ix_job_unique_key", "unique_key", where=HOLDS_ITS_KEY, unique=True),
+        _index("ix_job_deleting", "id", where=IS_BEING_DELETED),
         Index("ix_job_finished_at", "finished_at"),
         Index("ix_job_created_at", "created_at"),
-        Index("ix_job_sweep_point", "sweep_id", "point", sqlite_where=_IN_SWEEP, postgresql_where=_IN_SWEEP),
+        _index("ix_job_sweep_point", "sweep_id", "point", where=_IN_SWEEP),
         _NO_REUSE,
     )
 
@@ -128,9 +135,7 @@ class Job(SQLModel, table=True):
     waiting_reason: str | None = None
     """What a queued job waits for that a worker has claimed and not begun: a cluster's queue. No other worker claims
     it."""
-    sweep_id: int | None = Field(
-        default=None, sa_column=Column(_ID, ForeignKey("sweep.id", ondelete="SET NULL"), nullable=True, index=True)
-    )
+    sweep_id: int | None = Field(default=None, sa_column=_refers("sweep.id", "SET NULL", nullable=True, index=True))
     point: dict[str, int] | None = Field(default=None, sa_column=_json())
     """In a job of a sweep: the index of its value on each path of the grid; on the axis of a search, the value."""
     environment: dict[str, Any] | None = Field(default=None, sa_column=_json())
@@ -142,9 +147,7 @@ class Job(SQLModel, table=True):
     Lists of jobs are sorted by it. Null for a job with several cases."""
     unique_key: str | None = None
     """Of the jobs with this key, at most one is queued or running."""
-    deleting: bool = Field(
-        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
-    )
+    deleting: bool = Field(default=False, sa_column=_flag())
     """True once its deletion has begun, which retention completes if nobody else does (see deleting.py)."""
     version: int
     """Grows with every change; the job's ETag."""
@@ -160,9 +163,7 @@ class JobLabel(SQLModel, table=True):
     __tablename__ = "job_label"
     __table_args__: ClassVar[Any] = (Index("ix_job_label_key_value", "key", "value", "job_id"),)
 
-    job_id: int = Field(
-        sa_column=Column(_ID, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
-    )
+    job_id: int = Field(sa_column=_refers(primary_key=True, autoincrement=False))
     key: str = Field(sa_column=Column(String, primary_key=True))
     value: str
 
@@ -184,9 +185,7 @@ class JobCode(SQLModel, table=True):
 
     __tablename__ = "job_code"
 
-    job_id: int = Field(
-        sa_column=Column(_ID, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
-    )
+    job_id: int = Field(sa_column=_refers(primary_key=True, autoincrement=False))
     sha256: str = Field(sa_column=Column(String, ForeignKey("code_file.sha256"), primary_key=True, index=True))
 
 
@@ -195,13 +194,13 @@ class Attempt(SQLModel, table=True):
 
     __table_args__: ClassVar[Any] = (
         Index("ix_attempt_job_number", "job_id", "number"),
-        Index("ix_attempt_running", "id", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
-        Index("ix_attempt_staged", "id", sqlite_where=_STAGED, postgresql_where=_STAGED),
+        _index("ix_attempt_running", "id", where=_RUNNING),
+        _index("ix_attempt_staged", "id", where=_STAGED),
         _NO_REUSE,
     )
 
     id: int | None = Field(default=None, sa_column=_id())
-    job_id: int = Field(sa_column=_job_id(index=False))
+    job_id: int = Field(sa_column=_refers())
     number: int
     token: str
     """A random text that only the claiming worker knows."""
@@ -213,9 +212,7 @@ class Attempt(SQLModel, table=True):
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     log: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     """Head and tail of the output, written at the end. While the attempt runs, the `log` events have the output."""
-    staged: bool = Field(
-        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
-    )
+    staged: bool = Field(default=False, sa_column=_flag())
     """True while there are results that count only once the attempt has ended with them (see staging.py)."""
     started_at: datetime = Field(sa_column=_time(nullable=False))
     finished_at: datetime | None = Field(default=None, sa_column=_time())
@@ -227,7 +224,7 @@ class Measurement(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (Index("ix_measurement_case", "case_key", "metric", "phase"), _NO_REUSE)
 
     id: int | None = Field(default=None, sa_column=_id())
-    job_id: int = Field(sa_column=_job_id())
+    job_id: int = Field(sa_column=_refers(index=True))
     attempt: int
     unit_index: int
     case: dict[str, Any] = Field(sa_column=_json(nullable=False))
@@ -273,7 +270,7 @@ class Unit(SQLModel, table=True):
     )
 
     id: int | None = Field(default=None, sa_column=_id())
-    job_id: int = Field(sa_column=_job_id(index=False))
+    job_id: int = Field(sa_column=_refers())
     attempt: int
     unit_index: int
     """Position in the runner's plan, from 0."""
@@ -298,7 +295,7 @@ class ResultTable(SQLModel, table=True):
     )
 
     id: int | None = Field(default=None, sa_column=_id())
-    job_id: int = Field(sa_column=_job_id(index=False))
+    job_id: int = Field(sa_column=_refers())
     attempt: int
     unit_index: int
     name: str
@@ -316,7 +313,7 @@ class Artifact(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (Index("ix_artifact_job_name", "job_id", "attempt", "name", unique=True), _NO_REUSE)
 
     id: int | None = Field(default=None, sa_column=_id())
-    job_id: int = Field(sa_column=_job_id(index=False))
+    job_id: int = Field(sa_column=_refers())
     attempt: int
     unit_index: int
     name: str
@@ -342,9 +339,7 @@ class StoredObject(SQLModel, table=True):
     """Null until the upload has ended."""
     size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
     """Bytes; null until the upload has ended."""
-    removing: bool = Field(
-        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
-    )
+    removing: bool = Field(default=False, sa_column=_flag())
     """True once nothing refers to it and its removal has begun."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
@@ -355,7 +350,7 @@ class Event(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (Index("ix_event_job_id", "job_id", "id"), _NO_REUSE)
 
     id: int | None = Field(default=None, sa_column=_id())
-    job_id: int = Field(sa_column=_job_id(index=False))
+    job_id: int = Field(sa_column=_refers())
     attempt: int
     type: str
     data: dict[str, Any] = Field(sa_column=_json(nullable=False))
@@ -453,9 +448,7 @@ class BaselineCase(SQLModel, table=True):
     baseline: str = Field(sa_column=Column(String, ForeignKey("baseline.name", ondelete="CASCADE"), primary_key=True))
     case_key: str = Field(sa_column=Column(String, primary_key=True))
     device_key: str = Field(sa_column=Column(String, primary_key=True))
-    job_id: int = Field(
-        sa_column=Column(_ID, ForeignKey("job.id", ondelete="RESTRICT"), primary_key=True, autoincrement=False)
-    )
+    job_id: int = Field(sa_column=_refers(ondelete="RESTRICT", primary_key=True, autoincrement=False))
     """The job cannot be deleted while it is here (see deleting.py)."""
     title: str
     """The case in words, for people."""
@@ -527,17 +520,13 @@ class Webhook(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (
         Index("ix_webhook_job_id", "job_id", unique=True),
         Index("ix_webhook_sweep_id", "sweep_id", unique=True),
-        Index("ix_webhook_open", "id", sqlite_where=IS_OPEN, postgresql_where=IS_OPEN),
+        _index("ix_webhook_open", "id", where=IS_OPEN),
         _NO_REUSE,
     )
 
     id: int | None = Field(default=None, sa_column=_id())
-    job_id: int | None = Field(
-        default=None, sa_column=Column(_ID, ForeignKey("job.id", ondelete="CASCADE"), nullable=True)
-    )
-    sweep_id: int | None = Field(
-        default=None, sa_column=Column(_ID, ForeignKey("sweep.id", ondelete="CASCADE"), nullable=True)
-    )
+    job_id: int | None = Field(default=None, sa_column=_refers(nullable=True))
+    sweep_id: int | None = Field(default=None, sa_column=_refers("sweep.id", nullable=True))
     url: str
     state: str
     """waiting (for the end) | pending (to be delivered) | delivered | failed"""
@@ -577,32 +566,8 @@ webhook: Final[Table] = _tables["webhook"]
 # Indexes for claims.py. They are declared here because the columns do not exist yet where a class declares its other
 # indexes. They hold claimable jobs only: without an index, 100 000 queued jobs allow 41 claims a second, and each claim
 # would step over jobs that cannot start. The columns after the order let it pass over jobs without reading their rows.
-Index(
-    "ix_job_claimable",
-    job.c.priority.desc(),
-    job.c.id,
-    job.c.kind,
-    job.c.device_type,
-    job.c.devices,
-    sqlite_where=_CLAIMABLE,
-    postgresql_where=_CLAIMABLE,
-)
-Index(
-    "ix_job_deviceless",
-    job.c.priority.desc(),
-    job.c.id,
-    job.c.kind,
-    sqlite_where=_DEVICELESS,
-    postgresql_where=_DEVICELESS,
-)
-Index(
-    "ix_job_claimable_by_user",
-    job.c.submitted_by,
-    job.c.priority.desc(),
-    job.c.id,
-    job.c.kind,
-    job.c.device_type,
-    job.c.devices,
-    sqlite_where=_CLAIMABLE,
-    postgresql_where=_CLAIMABLE,
-)
+_ORDER = (job.c.priority.desc(), job.c.id, job.c.kind)
+_NEEDS = (job.c.device_type, job.c.devices)
+_index("ix_job_claimable", *_ORDER, *_NEEDS, where=_CLAIMABLE)
+_index("ix_job_deviceless", *_ORDER, where=_DEVICELESS)
+_index("ix_job_claimable_by_user", job.c.submitted_by, *_ORDER, *_NEEDS, where=_CLAIMABLE)
