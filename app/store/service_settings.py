@@ -43,6 +43,15 @@ def put(connection: Connection, name: str, value: Any) -> None:
         connection.execute(insert(tables.setting), {"name": name, "value": value})
 
 
+def keep(database: Database, name: str, value: Any) -> None:
+    """Store the setting's value; where it has this one, without a write."""
+    with database.read() as connection:
+        is_stored = get(connection, name) == value
+    if not is_stored:
+        with database.write() as connection:
+            put(connection, name, value)
+
+
 def remove(connection: Connection, name: str) -> bool:
     """Let the setting have no value; returns False if it had none."""
     return bool(connection.execute(delete(tables.setting).where(_setting.name == name)).rowcount)

@@ -38,7 +38,7 @@ from app.specs._base import NODES
 from app.specs._code import RUNS_CODE
 from app.specs._schema import is_name, names_up_to
 from app.store import tables
-from app.store.queue.hosts import Host, Needs, known_hosts
+from app.store.queue.hosts import Host, Needs, known_hosts, runs_alone
 from app.store.queue.pausing import paused_kinds, unpaused
 from app.store.queue.sharing import Shares, shares
 from app.store.records import Offer
@@ -52,16 +52,7 @@ QUEUED: ColumnElement[bool] = _job.state == literal_column("'queued'")
 UNCLAIMED = and_(QUEUED, _job.waiting_reason.is_(None))
 """The condition for jobs that a worker may claim: the other queued ones wait in a cluster's queue."""
 _ORDER = (_job.priority.desc(), _job.id)
-CONSIDERED = (
-    _job.id,
-    _job.priority,
-    _job.submitted_by,
-    _job.kind,
-    _job.device_type,
-    _job.devices,
-    _job.exclusive_host,
-    _job.requirements,
-)
+CONSIDERED = tuple(_job[name] for name in ("id", "priority", "submitted_by", *Needs.__annotations__))
 _KINDS: BindParameter[Any] = bindparam("kinds", expanding=True)
 
 
@@ -149,7 +140,7 @@ def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None
     other = _first_runnable(connection, lane, worker_id, offer, of_users)
     if job is None or (
         other is not None
-        and (_runs_alone(other, offer) or _runs_alone(job, offer))
+        and (runs_alone(other, offer.total_gpus) or runs_alone(job, offer.total_gpus))
         and _place(other, of_users) < _place(job, of_users)
     ):
         job = other
@@ -222,11 +213,6 @@ def waits_for(name: str) -> bool:
 
 
 def _fits_now(job: Row[Any], offer: Offer) -> bool:
-    if _runs_alone(job, offer) and not offer.idle:
+    if runs_alone(job, offer.total_gpus) and not offer.idle:
         return False
     return job.device_type in ("cpu", "none") or not offer.total_gpus or bool(job.devices <= offer.free_gpus)
-
-
-def _runs_alone(job: Row[Any], offer: Offer) -> bool:
-    on_cpu = job.device_type == "cpu" or (job.device_type != "none" and not offer.total_gpus)
-    return bool(on_cpu or job.exclusive_host)

@@ -63,27 +63,22 @@ class Host:
 
     def needed_alone(self, job: Needs) -> bool:
         """Return True if the job would run alone on this host."""
-        on_cpu = job.device_type == "cpu" or (job.device_type != "none" and self.gpus == 0)
-        return job.exclusive_host or on_cpu
+        return runs_alone(job, self.gpus)
 
     def could_run(self, job: Needs) -> bool:
         """Return True if the host has the job's kind, devices and names."""
         return job.kind in self.kinds and self.has_devices_for(job) and self.capabilities.issuperset(job.requirements)
 
 
+def runs_alone(job: Any, gpus: int) -> bool:
+    """Return True if a job, `Needs` or a row that has them, would run alone on a host with so many GPUs."""
+    on_cpu = job.device_type == "cpu" or (job.device_type != "none" and gpus == 0)
+    return bool(job.exclusive_host or on_cpu)
+
+
 def hosts(connection: Connection, states: Collection[WorkerState]) -> list[Host]:
     """Return the hosts of the workers in one of these states, one for each worker."""
-    worker = tables.worker.c
-    query = select(
-        worker.state,
-        worker.kinds,
-        worker.capabilities,
-        worker.devices,
-        worker.hostname,
-        worker.readings,
-        worker.schema_number,
-        worker.unfit,
-    ).where(worker.state.in_(states))
+    query = select(tables.worker).where(tables.worker.c.state.in_(states))
     return [_host(row) for row in connection.execute(query).mappings()]
 
 

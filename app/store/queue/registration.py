@@ -90,11 +90,7 @@ class Registration:
 def announce_server(database: Database) -> None:
     """Store what the server is, which started last, for workers to compare themselves with."""
     own = {"version": own_version(), "schema_number": SCHEMA, "fingerprint": fingerprint()}
-    with database.read() as connection:
-        is_stored = server(connection) == own
-    if not is_stored:
-        with database.write() as connection:
-            service_settings.put(connection, service_settings.SERVER, own)
+    service_settings.keep(database, service_settings.SERVER, own)
 
 
 def server(connection: Connection) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ time that one is next whose jobs hold fewer devices; those that wait in a cluste
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -37,38 +37,15 @@ _SHARES = select(
     _share.device_s,
     _share.summed_at,
 ).select_from(select(literal_column("1")).subquery().outerjoin(tables.fair_share, true()))
-# The jobs that are claimed, with those that wait in a cluster's queue.
-_RUNNING = (
-    select(
-        _job.submitted_by,
-        _job.device_type,
-        _job.devices,
-        _job.requirements,
-        _job.started_at,
-        _worker.devices.label("worker_devices"),
-    )
+_OF_JOB = (_job[name] for name in ("submitted_by", "kind", "device_type", "devices", "requirements", "started_at"))
+_ATTEMPTS = (
+    select(*_OF_JOB, _worker.devices.label("worker_devices"), _worker.last_seen_at)
     .join_from(tables.attempt, tables.job, _attempt.job_id == _job.id)
     .outerjoin(tables.worker, _attempt.worker_id == _worker.id)
-    .where(_attempt.state == literal_column("'running'"))
 )
-_ENDED = (
-    select(
-        _job.started_at,
-        _job.submitted_by,
-        _job.kind,
-        _job.device_type,
-        _job.devices,
-        _job.requirements,
-        _worker.devices.label("worker_devices"),
-        _worker.last_seen_at,
-    )
-    .select_from(
-        tables.attempt.join(tables.job, _attempt.job_id == _job.id).outerjoin(
-            tables.worker, _attempt.worker_id == _worker.id
-        )
-    )
-    .where(_attempt.id == bindparam("attempt_id"))
-)
+# The jobs that are claimed, with those that wait in a cluster's queue.
+_RUNNING = _ATTEMPTS.where(_attempt.state == literal_column("'running'"))
+_ENDED = _ATTEMPTS.where(_attempt.id == bindparam("attempt_id"))
 _OF_ROW = tuple(_use[name] == bindparam(f"of_{name}") for name in ("hour", "submitted_by", "kind", "device"))
 _ADD_USE = (
     update(tables.device_use)
@@ -121,17 +98,12 @@ class Shares:
 
 def put_policy(connection: Connection, policy: Policy) -> None:
     """Store how devices are shared, for all processes of the database."""
-    value = {"half_life_s": policy.half_life_s, "most_devices": policy.most_devices}
-    service_settings.put(connection, _SETTING, value)
+    service_settings.put(connection, _SETTING, asdict(policy))
 
 
 def agree(database: Database, policy: Policy) -> None:
     """Make this the way in which all processes of the database share devices."""
-    with database.read() as connection:
-        is_stored = policy_of(connection) == policy
-    if not is_stored:
-        with database.write() as connection:
-            put_policy(connection, policy)
+    service_settings.keep(database, _SETTING, asdict(policy))
 
 
 def policy_of(connection: Connection) -> Policy:
@@ -140,7 +112,7 @@ def policy_of(connection: Connection) -> Policy:
 
 
 def _policy(stored: Any) -> Policy:
-    return Policy(stored["half_life_s"], stored["most_devices"]) if isinstance(stored, dict) else Policy()
+    return Policy(**stored) if isinstance(stored, dict) else Policy()
 
 
 def shares(connection: Connection) -> Shares | None:

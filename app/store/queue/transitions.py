@@ -57,6 +57,8 @@ from app.summaries import planned_processes, values_of_job
 
 _job, _attempt, _sweep = tables.job.c, tables.attempt.c, tables.sweep.c
 
+_OF_JOB = ("kind", "name", "spec", "timeout_s", "device_type", "devices", "exclusive_host", "sweep_id", "submitted_by")
+"""Columns of the table `job` that a claim carries."""
 _MARK_CLAIMED = (
     update(tables.job)
     .where(_job.id == bindparam("job_id"), UNCLAIMED)
@@ -68,20 +70,7 @@ _MARK_CLAIMED = (
         waiting_reason=bindparam("waits_for"),
         version=_job.version + 1,
     )
-    .returning(
-        _job.attempt,
-        _job.created_at,
-        _job.kind,
-        _job.name,
-        _job.spec,
-        _job.timeout_s,
-        _job.device_type,
-        _job.devices,
-        _job.exclusive_host,
-        _job.sweep_id,
-        _job.submitted_by,
-        _job.requirements,
-    )
+    .returning(*(_job[name] for name in ("attempt", "created_at", "requirements", *_OF_JOB)))
 )
 _BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
 _END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
@@ -121,8 +110,6 @@ _RUNNING = (
 
 logger = logging.getLogger(__name__)
 
-_OF_JOB = ("kind", "name", "spec", "timeout_s", "device_type", "devices", "exclusive_host", "sweep_id", "submitted_by")
-"""Columns of the table `job` that a claim carries."""
 RETRIED_STATES = ("failed", "cancelled")
 """States from which `retry` queues a job again."""
 SILENT = "The worker fell silent for longer than its lease."

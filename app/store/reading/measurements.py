@@ -13,7 +13,7 @@ from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.database.engine import Snapshot
-from app.store.public import checked_id
+from app.store.public import checked_id, row_of
 from app.store.queue import sweeps
 from app.store.reading.filters import JobFilter
 from flopwatch.table_options import Statistic
@@ -261,8 +261,9 @@ def recorded_attempts(snapshot: Snapshot, job_ids: Sequence[int]) -> dict[int, i
 def recorded_attempt(snapshot: Snapshot, job_id: int, attempt: int | None) -> int | None:
     """Return `attempt` if it recorded results, or, if it is None, the job's last one that did; None if there is none.
 
-    Raises NotFound when the job has had no such attempt.
+    Raises NotFound when there is no such job, or it has had no such attempt.
     """
+    row_of(snapshot, tables.job, job_id)
     if attempt is None:
         return recorded_attempts(snapshot, [job_id]).get(job_id)
     check_attempt(snapshot, job_id, attempt)

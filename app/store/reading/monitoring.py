@@ -50,13 +50,13 @@ def read(database: Database) -> Snapshot:
             counted.setdefault(name, []).append((kind, outcome, number))
         living = select(_worker.id, _worker.hostname, _worker.readings).where(_worker.state.in_(ALIVE))
         return Snapshot(
-            jobs=_by_state(connection, _job.state, JOB_STATES),
+            jobs=by_state(connection, _job.state, JOB_STATES),
             oldest_s={
                 "queued": _age_s(connection, "queued", _job.created_at),
                 "running": _age_s(connection, "running", _job.started_at),
             },
-            workers=_by_state(connection, _worker.state, WORKER_STATES),
-            webhooks=_by_state(connection, _hook.state, ("waiting", "pending"), tables.IS_OPEN),
+            workers=by_state(connection, _worker.state, WORKER_STATES),
+            webhooks=by_state(connection, _hook.state, ("waiting", "pending"), tables.IS_OPEN),
             tallies=counted,
             histograms=histograms,
             pending=_pending(connection),
@@ -68,7 +68,8 @@ def read(database: Database) -> Snapshot:
         )
 
 
-def _by_state(connection: Connection, state: Any, states: Sequence[str], *where: Any) -> dict[str, int]:
+def by_state(connection: Connection, state: Any, states: Sequence[str], *where: Any) -> dict[str, int]:
+    """Return the number of rows in each of these states."""
     found = dict(map(tuple, connection.execute(select(state, func.count()).where(*where).group_by(state)).all()))
     return {one: found.get(one, 0) for one in states}
 

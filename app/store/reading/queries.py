@@ -35,6 +35,7 @@ from app.store.queue.waiting import CLAIMING, waiting_reasons
 from app.store.reading.filters import JobFilter
 from app.store.reading.measurements import check_attempt, last_recorded, recorded_attempt
 from app.store.reading.members import out_of_memory
+from app.store.reading.monitoring import by_state
 from app.store.reading.packed import unpack
 from app.store.reading.places import Place, places
 from app.store.reading.usage import standing, usage
@@ -222,7 +223,6 @@ class Reading:
         """
         measurement = tables.measurement.c
         with self._database.read() as connection:
-            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, None)
             sampled = (measurement.job_id == job_id, measurement.attempt == attempt, measurement.n > 1)
             if case_key is None:
@@ -267,7 +267,6 @@ class Reading:
         if after is not None:
             query = query.where(measurement.id > _cursor(after))
         with self._database.read() as connection:
-            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
             query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
             if samples:
@@ -328,7 +327,6 @@ class Reading:
         that it left."""
         unit, chosen = tables.unit.c, attempt
         with self._database.read() as connection:
-            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
             query = select(tables.unit).where(unit.job_id == job_id, unit.attempt == attempt)
             rows = connection.execute(query.order_by(unit.unit_index)).mappings().all()
@@ -349,7 +347,6 @@ class Reading:
         """Return the artifacts of an attempt, by default of the last recorded one, by name."""
         chosen = attempt
         with self._database.read() as connection:
-            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
             return [artifact_dict(row, chosen) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
 
@@ -357,7 +354,6 @@ class Reading:
         """Return one artifact of an attempt, by default of the last recorded one."""
         chosen = attempt
         with self._database.read() as connection:
-            row_of(connection, tables.job, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
             query = _artifacts(job_id, attempt).where(tables.artifact.c.name == name)
             row = connection.execute(query).mappings().one_or_none()
@@ -396,10 +392,8 @@ class Reading:
 
     def worker_counts(self) -> dict[str, int]:
         """Return the number of workers in each state."""
-        worker = tables.worker.c
         with self._database.read() as connection:
-            rows = connection.execute(select(worker.state, func.count()).group_by(worker.state)).all()
-        return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
+            return by_state(connection, tables.worker.c.state, WORKER_STATES)
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
         """Return the public sweep, with the number of its points by the state of their latest job, and the standing of
@@ -441,10 +435,8 @@ class Reading:
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
-        job = tables.job.c
         with self._database.read() as connection:
-            rows = connection.execute(select(job.state, func.count()).group_by(job.state)).all()
-        return {state: dict(map(tuple, rows)).get(state, 0) for state in JOB_STATES}
+            return by_state(connection, tables.job.c.state, JOB_STATES)
 
     def known_names(self) -> dict[str, set[str]]:
         """Return the kinds and the capabilities that registered workers have; both empty if none ever registered."""
