@@ -223,8 +223,8 @@ class SpecBase(StrictModel):
         return self
 
     def resources(self) -> Resources:
-        """Return the devices that this job needs."""
-        raise NotImplementedError
+        """Return the devices that this job needs; by default one of its field `device`."""
+        return Resources(device_type=self.device, devices=1)  # type: ignore[attr-defined]  # of kinds that have it
 
     def idle_fields(self) -> Collection[str]:
         """Return the fields that another field makes idle, whatever their values."""
@@ -351,6 +351,19 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
         else:
             flattened[prefix + name] = value
     return flattened
+
+
+def with_paths(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec with these values at their dotted paths; what others of the same base share is copied."""
+    spec = dict(base)
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        inside = spec
+        for parent in parents:
+            inside[parent] = dict(inside.get(parent) or {})
+            inside = inside[parent]
+        inside[last] = value
+    return spec
 
 
 def _is_used(coordinate: str, identity: Mapping[str, Scalar]) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from app.specs._base import Needs, Resources, SpecBase, StrictModel, check_lists, field_error, listed
+from app.specs._base import Needs, SpecBase, StrictModel, check_lists, field_error, listed
 from app.specs._identity import Scalar
 
 FAMILY, NAME = "code", "uploaded"
@@ -107,7 +107,6 @@ class ImplementationsSpec(SpecBase):
     if TYPE_CHECKING:
         implementations: list[str]
         code: CodeSpec | None
-        device: Any
 
     @model_validator(mode="after")
     def _there_is_something_to_measure(self) -> Self:
@@ -128,6 +127,3 @@ class ImplementationsSpec(SpecBase):
         """Return all coordinates of the job, with the uploaded code among the implementations."""
         whole = coordinates(super().overview(), "code", self.code)
         return {"implementation": None} | whole | {"implementation": listed(self.names())}
-
-    def resources(self) -> Resources:
-        return Resources(device_type=self.device, devices=1)

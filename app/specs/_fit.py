@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from app.specs._base import StrictModel, field_error
+from app.specs._base import StrictModel, field_error, with_paths
 
 MAX_SEARCHES = 100
 """Largest number of searches of one sweep, one for each point of its grid. Each takes some tens of jobs at most."""
@@ -83,14 +83,7 @@ class Fit:
 
     def spec(self, base: Mapping[str, Any], value: int) -> dict[str, Any]:
         """Return the base with a value on the axis."""
-        *parents, last = self.axis.split(".")
-        spec = dict(base)
-        inside = spec
-        for parent in parents:
-            inside[parent] = dict(inside.get(parent) or {})
-            inside = inside[parent]
-        inside[last] = [value] if self.in_a_list else value
-        return spec
+        return with_paths(base, {self.axis: [value] if self.in_a_list else value})
 
     @property
     def most_jobs(self) -> int:

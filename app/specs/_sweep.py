@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import FieldError, InvalidRequest
-from app.specs._base import Location
+from app.specs._base import Location, with_paths
 
 MAX_JOBS = 10_000
 MAX_BYTES = 64 << 20
@@ -51,7 +51,7 @@ def expand(
         if errors:
             raise InvalidRequest(f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
     points = [
-        Point(_with_values(base, {path: grid[path][index] for path, index in choice.items()}), choice)
+        Point(with_paths(base, {path: grid[path][index] for path, index in choice.items()}), choice)
         for choice in _choices(grid, positions, exclude)
     ]
     if not points:
@@ -86,19 +86,6 @@ def _choices(
         choice = dict(zip(grid, indices, strict=True))
         if not any(point <= choice.items() for point in partial):
             yield choice
-
-
-def _with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    spec = dict(base)
-    for path, value in values.items():
-        *parents, last = path.split(".")
-        inside = spec
-        for parent in parents:
-            # Each object on the path is copied, because the points share the objects that they do not set.
-            inside[parent] = dict(inside.get(parent, {}))
-            inside = inside[parent]
-        inside[last] = value
-    return spec
 
 
 def _too_many(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> Iterator[FieldError]:

@@ -64,26 +64,15 @@ ACCUMULATION = "accumulation"
 """The first phase of a step with several micro-batches: the passes of all but the last of them."""
 
 
-def without_cuda_graph(reason: str) -> Any:
-    """Return the validator of `cuda_graph` for kinds in which it is always false; its error gives the reason."""
+def always(field: str, only: int, reason: str) -> Any:
+    """Return the validator of a field that has one value in a kind; its error for a larger one gives the reason."""
 
     def refuse(value: Any) -> Any:
-        if value is True:
-            raise PydanticCustomError("no_cuda_graph", "{reason}", {"reason": reason})
+        if type(value) is type(only) and value > only:
+            raise PydanticCustomError("always", "{reason}", {"reason": reason})
         return value
 
-    return field_validator("cuda_graph", mode="before")(refuse)
-
-
-def without_accumulation(reason: str) -> Any:
-    """Return the validator of `accumulation_steps` for kinds in which it is always 1; its error gives the reason."""
-
-    def refuse(value: Any) -> Any:
-        if isinstance(value, int) and value > 1:
-            raise PydanticCustomError("no_accumulation", "{reason}", {"reason": reason})
-        return value
-
-    return field_validator("accumulation_steps", mode="before")(refuse)
+    return field_validator(field, mode="before")(refuse)
 
 
 def check_master_weights(parameter_dtype: str, optimizer: str) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.specs._base import Cell, Device, Resources, Seed, SpecBase, WarmupSteps, check_lists
+from app.specs._base import Cell, Device, Seed, SpecBase, WarmupSteps, check_lists
 from app.specs._identity import Scalar
 
 
@@ -54,9 +54,6 @@ class CeilingSpec(SpecBase):
     def _lists_make_sense(self) -> Self:
         check_lists(self)
         return self
-
-    def resources(self) -> Resources:
-        return Resources(device_type=self.device, devices=1)
 
     def cells(self) -> list[CeilingCell]:
         """Return the cells in the order they run."""

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from app.specs._base import SpecBase, WarmupSteps, field_error
 from app.specs._identity import Scalar
-from app.specs._training import TrainingSpec, without_accumulation, without_cuda_graph
+from app.specs._training import TrainingSpec, always
 
 DEFAULT_WARMUP_STEPS = 2
 FEWEST_STEPS = 4
@@ -85,12 +85,16 @@ class MemorySpec(TrainingSpec):
         "unknown_percent",
     )
 
-    _one_micro_batch = without_accumulation(
-        "the recorded step has one micro-batch: leave it out, or take peak_memory_mib of kind benchmark"
+    _one_micro_batch = always(
+        "accumulation_steps",
+        1,
+        "the recorded step has one micro-batch: leave it out, or take peak_memory_mib of kind benchmark",
     )
-    _no_graph = without_cuda_graph(
+    _no_graph = always(
+        "cuda_graph",
+        False,
         "a replayed graph allocates nothing, so its memory has no history: leave it out, or take peak_memory_mib of "
-        "kind benchmark"
+        "kind benchmark",
     )
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.presets import BATCH_SIZE
-from app.specs._base import Cell, Device, Name, Named, Resources, Seed, SpecBase, check_lists, field_error, listed
+from app.specs._base import Cell, Device, Name, Named, Seed, SpecBase, check_lists, field_error, listed
 from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, ModelSpec
 
@@ -93,9 +93,6 @@ class MixedPrecisionSpec(SpecBase):
             raise field_error("accumulations", "there is nothing to do: give accumulations, audits or both")
         self.model.check_documents(self.context_length)
         return self
-
-    def resources(self) -> Resources:
-        return Resources(device_type=self.device, devices=1)
 
     def cells(self) -> list[MixedPrecisionCell]:
         """Return the cells in the order they run."""

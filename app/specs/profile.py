@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.specs._base import Needs, Resources, SpecBase, StrictModel, field_error
-from app.specs._training import PHASES, TrainingSpec, without_accumulation
+from app.specs._training import PHASES, TrainingSpec, always
 
 
 class NcuSpec(StrictModel):
@@ -96,8 +96,8 @@ class ProfileSpec(TrainingSpec):
         "step_matmul_share_percent",
     )
 
-    _one_micro_batch = without_accumulation(
-        "all micro-batches of a step do the same work: leave it out, and profile one of them"
+    _one_micro_batch = always(
+        "accumulation_steps", 1, "all micro-batches of a step do the same work: leave it out, and profile one of them"
     )
 
     @model_validator(mode="after")

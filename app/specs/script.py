@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.specs._base import Device, Resources, SpecBase, field_error
+from app.specs._base import Device, SpecBase, field_error
 from app.specs._code import UNNAMED, CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
@@ -51,9 +51,6 @@ class ScriptSpec(SpecBase):
     def words(self) -> list[str]:
         """Return the arguments as the script gets them."""
         return shlex.split(self.arguments)
-
-    def resources(self) -> Resources:
-        return Resources(device_type=self.device, devices=1)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Name the script."""

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from app.specs import KINDS
-from app.specs._base import flat
+from app.specs._base import flat, with_paths
 from flopwatch.text.times import current_time, duration, parsed_time
 from flopwatch.text.validity import NOT_JUDGED
 
@@ -38,14 +38,7 @@ def differences(spec: Mapping[str, Any]) -> list[Difference]:
 
 def changed_only(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec with its kind and only the fields that differ from the defaults, as a person would type it."""
-    changed: dict[str, Any] = {"kind": spec.get("kind")}
-    for difference in differences(spec):
-        *parents, last = difference.field.split(".")
-        inside = changed
-        for parent in parents:
-            inside = inside.setdefault(parent, {})
-        inside[last] = difference.value
-    return changed
+    return with_paths({"kind": spec.get("kind")}, {one.field: one.value for one in differences(spec)})
 
 
 ENVIRONMENT = {

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from app.api.bodies import JobOptions
 from app.specs import KINDS
+from app.specs._base import with_paths
 from app.web import separated
 from flopwatch.text.values import parse_json
 
@@ -246,7 +247,7 @@ def text_problems(fields: Sequence[Field], options: Mapping[str, str]) -> list[d
 
 def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body of `POST /jobs`, or of `POST /sweeps` if a field that takes one value has several."""
-    spec: dict[str, Any] = {"kind": kind}
+    given: dict[str, Any] = {}
     grid: dict[str, list[Any]] = {}
     # An object that differs somewhere is given as a whole, and then its own defaults count.
     whole = {_object_of(field) for field in fields if field.is_changed and "." in field.inner}
@@ -258,9 +259,10 @@ def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> d
         elif field.values == texts_of(field, default):
             continue
         elif values:
-            _set(spec, field.path, values if field.is_list else values[0])
+            given[field.path] = values if field.is_list else values[0]
         elif field.is_nullable:
-            _set(spec, field.path, None)
+            given[field.path] = None
+    spec = with_paths({"kind": kind}, given)
     if grid:
         return {"base": spec, "grid": grid, **options}
     return {"spec": spec, **options}
@@ -268,13 +270,6 @@ def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> d
 
 def _object_of(field: Field) -> tuple[str, str]:
     return field.side, field.inner.partition(".")[0]
-
-
-def _set(target: dict[str, Any], path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    for parent in parents:
-        target = target.setdefault(parent, {})
-    target[last] = value
 
 
 def number_of_jobs(body: Mapping[str, Any]) -> int:
