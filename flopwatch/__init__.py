@@ -26,21 +26,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ClientError",
-    "DownloadFailed",
-    "Event",
-    "Flopwatch",
-    "InvalidArgument",
-    "Job",
-    "JobFailed",
-    "Refused",
-    "Unreachable",
-    "WaitTimeout",
-    "WrongField",
-    "measure",
-    "phase",
-    "work",
-]
+    "ClientError", "DownloadFailed", "Event", "Flopwatch", "InvalidArgument", "Job", "JobFailed", "Refused",
+    "Unreachable", "WaitTimeout", "WrongField", "measure", "phase", "work",
+]  # fmt: skip
 
 packages.use()
 

@@ -550,19 +550,9 @@ class Flopwatch(Connection):
         jobs = self.list_jobs(limit=limit, since=since, **filters)
         times = ("created_at", "started_at", "finished_at")
         kept = (
-            "id",
-            "kind",
-            "state",
-            "name",
-            "labels",
-            "submitted_by",
-            "priority",
-            "attempt",
-            "sweep_id",
-            "worker_id",
-            "waiting",
-            *times,
-        )
+            "id", "kind", "state", "name", "labels", "submitted_by", "priority", "attempt", "sweep_id", "worker_id",
+            "waiting", *times,
+        )  # fmt: skip
         rows = [
             {
                 **{name: job[name] for name in kept},

@@ -8,12 +8,10 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-TAKEN = frozenset(
-    {
-        *("annotated_types", "flopwatch", "mpmath", "numpy", "psutil", "pydantic", "pydantic_core", "pynvml", "sympy"),
-        *("torch", "torchgen", "triton", "typing_extensions", "typing_inspection"),
-    }
-)
+TAKEN = frozenset({
+    "annotated_types", "flopwatch", "mpmath", "numpy", "psutil", "pydantic", "pydantic_core", "pynvml", "sympy",
+    "torch", "torchgen", "triton", "typing_extensions", "typing_inspection",
+})  # fmt: skip
 """Names of modules that a job's process has loaded before it runs code of others, beside the standard library's."""
 PROJECTS = ("pyproject.toml", "setup.cfg", "setup.py")
 """A folder with one of these files can be installed."""

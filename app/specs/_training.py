@@ -36,21 +36,12 @@ PHASES = {
     "generate": ("prefill", "decode"),
 }
 """The phases of each mode's step, in order."""
-OF_OUR_STEP = frozenset(
-    {
-        *("model", "code", "batch_size", "accumulation_steps", "context_length", "mode", "parameter_dtype", "compile"),
-        *("compile_scope", "cuda_graph", "attention", "attention_code", "activation_checkpointing", "checkpoint_scope"),
-        *(
-            "checkpoint_layers",
-            "checkpoint_blocks",
-            "fused_linear_cross_entropy",
-            "fused",
-            "optimizer",
-            "master_weights",
-        ),
-        *("gradient_clip_norm", "new_tokens"),
-    }
-)
+OF_OUR_STEP = frozenset({
+    "model", "code", "batch_size", "accumulation_steps", "context_length", "mode", "parameter_dtype", "compile",
+    "compile_scope", "cuda_graph", "attention", "attention_code", "activation_checkpointing", "checkpoint_scope",
+    "checkpoint_layers", "checkpoint_blocks", "fused_linear_cross_entropy", "fused", "optimizer", "master_weights",
+    "gradient_clip_norm", "new_tokens",
+})  # fmt: skip
 """Fields without effect where `step_code` does the step."""
 Fused = Literal["linear_cross_entropy", "rms_norm", "rope"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]

@@ -143,13 +143,8 @@ class AttentionSpec(ImplementationsSpec):
     }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {"implementation": names("code")}
     table_rows: ClassVar[tuple[str, ...]] = (
-        "implementation",
-        "dtype",
-        "causal",
-        "head_dim",
-        "sequence_length",
-        "query_length",
-    )
+        "implementation", "dtype", "causal", "head_dim", "sequence_length", "query_length",
+    )  # fmt: skip
     first_tables: ClassVar[tuple[str, ...]] = ("accessor", "profile")
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "profile": (
@@ -164,14 +159,8 @@ class AttentionSpec(ImplementationsSpec):
         "computed again, their rates are 7/6 of these for both passes, and 5/4 for the backward pass."
     }
     table_columns: ClassVar[tuple[str, ...]] = (
-        "forward_ms",
-        "backward_ms",
-        "forward_backward_ms",
-        "do_bench_ms",
-        "host_us",
-        "tflops",
-        "peak_memory_mib",
-    )
+        "forward_ms", "backward_ms", "forward_backward_ms", "do_bench_ms", "host_us", "tflops", "peak_memory_mib",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:

@@ -40,19 +40,9 @@ class BenchmarkSpec(TrainingSpec):
     }
     has_own_phases: ClassVar[bool] = True
     table_columns: ClassVar[tuple[str, ...]] = (
-        "forward_ms",
-        "backward_ms",
-        "optimizer_ms",
-        "accumulation_ms",
-        "rest_ms",
-        "step_ms",
-        "prefill_ms",
-        "decode_ms_per_token",
-        "tokens_per_s",
-        "items_per_s",
-        "mfu",
-        "peak_memory_mib",
-    )
+        "forward_ms", "backward_ms", "optimizer_ms", "accumulation_ms", "rest_ms", "step_ms", "prefill_ms",
+        "decode_ms_per_token", "tokens_per_s", "items_per_s", "mfu", "peak_memory_mib",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _generation_makes_sense(self) -> Self:

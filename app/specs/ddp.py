@@ -118,24 +118,11 @@ class DdpSpec(TrainingSpec):
     finding: ClassVar[str] = "stragglers"
     table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
-        "buckets",
-        "step_ms",
-        "eager_step_ms",
-        "computation_step_ms",
-        "exposed_communication_ms",
-        "eager_exposed_communication_ms",
-        "host_us",
-        "eager_host_us",
-        "predicted_exposed_ms",
-        "net_cost_ms",
-        "communication_ms",
-        "communication_mib",
-        "tokens_per_s",
-        "mfu",
-        "peak_memory_mib",
-        "optimizer_state_mib",
+        "buckets", "step_ms", "eager_step_ms", "computation_step_ms", "exposed_communication_ms",
+        "eager_exposed_communication_ms", "host_us", "eager_host_us", "predicted_exposed_ms", "net_cost_ms",
+        "communication_ms", "communication_mib", "tokens_per_s", "mfu", "peak_memory_mib", "optimizer_state_mib",
         "gradient_error",
-    )
+    )  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod

@@ -14,12 +14,10 @@ STACK_LIMIT_GB = 95.0
 """Memory of a TPU v5p, which CS336's problem communication_accounting asks about in part b."""
 STACK_SIZES = ("d_model", "d_ff", "num_blocks")
 ROPE_THETA = ModelSpec.model_fields["rope_theta"].default
-OF_A_STEP = frozenset(
-    {
-        *("parameter_dtype", "communication_dtype", "activation_checkpointing", "fused_linear_cross_entropy"),
-        *("optimizer", "master_weights", "mesh", "sharded_activation_fraction", "shard_limit_gb"),
-    }
-)
+OF_A_STEP = frozenset({
+    "parameter_dtype", "communication_dtype", "activation_checkpointing", "fused_linear_cross_entropy", "optimizer",
+    "master_weights", "mesh", "sharded_activation_fraction", "shard_limit_gb",
+})  # fmt: skip
 """Fields without effect on attention alone."""
 
 
@@ -151,15 +149,9 @@ class EstimateSpec(SpecBase):
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "batch_size", "context_length", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
-        "forward_peak_memory_mib",
-        "memory_before_backward_mib",
-        "peak_memory_mib",
-        "forward_oom_length",
-        "backward_oom_length",
-        "step_peak_gib",
-        "free_gib",
-        "summed_device_tokens",
-    )
+        "forward_peak_memory_mib", "memory_before_backward_mib", "peak_memory_mib", "forward_oom_length",
+        "backward_oom_length", "step_peak_gib", "free_gib", "summed_device_tokens",
+    )  # fmt: skip
     first_plotted: ClassVar[str | None] = "step_peak_gib"
     answers: ClassVar[tuple[str, ...]] = ("answer", "fits")
     first_tables: ClassVar[tuple[str, ...]] = ("answer", "fits", "moments", "per-device")

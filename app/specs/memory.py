@@ -55,16 +55,9 @@ class MemorySpec(TrainingSpec):
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode", "precision")
     first_tables: ClassVar[tuple[str, ...]] = (
-        "categories-backward",
-        "categories-optimizer",
-        "categories",
-        "growth",
-        "allocations",
-        "saved",
-        "timeline",
-        "snapshots",
-        "categories-initialisation",
-    )
+        "categories-backward", "categories-optimizer", "categories", "growth", "allocations", "saved", "timeline",
+        "snapshots", "categories-initialisation",
+    )  # fmt: skip
     """The peak of a step is in its backward pass or its optimizer phase, so these come first."""
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "categories": ("category", "peak_mib", "peak_percent", "end_mib", "end_percent"),
@@ -76,14 +69,9 @@ class MemorySpec(TrainingSpec):
         ),
     }
     table_columns: ClassVar[tuple[str, ...]] = (
-        "peak_memory_mib",
-        "parameter_mib",
-        "gradient_mib",
-        "optimizer_state_mib",
-        "activation_mib",
-        "temporary_mib",
+        "peak_memory_mib", "parameter_mib", "gradient_mib", "optimizer_state_mib", "activation_mib", "temporary_mib",
         "unknown_percent",
-    )
+    )  # fmt: skip
 
     _one_micro_batch = always(
         "accumulation_steps",

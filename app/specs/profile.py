@@ -63,19 +63,8 @@ class ProfileSpec(TrainingSpec):
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
     }
     first_tables: ClassVar[tuple[str, ...]] = (
-        *(
-            "lines",
-            "summary",
-            "waits",
-            "classes",
-            "attention",
-            "products",
-            "ceilings",
-            "kernels",
-            "operators",
-            "ranges",
-        ),
-    )
+        "lines", "summary", "waits", "classes", "attention", "products", "ceilings", "kernels", "operators", "ranges",
+    )  # fmt: skip
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "lines": (
             *("file", "line", "function", "self_ms", "self_percent", "self_margin_percent"),

@@ -29,16 +29,9 @@ class ScriptSpec(SpecBase):
     table_rows: ClassVar[tuple[str, ...]] = ("script", "arguments")
     has_own_phases: ClassVar[bool] = True
     table_columns: ClassVar[tuple[str, ...]] = (
-        "forward_ms",
-        "backward_ms",
-        "optimizer_ms",
-        "rest_ms",
-        "step_ms",
-        "tokens_per_s",
-        "items_per_s",
-        "mfu",
+        "forward_ms", "backward_ms", "optimizer_ms", "rest_ms", "step_ms", "tokens_per_s", "items_per_s", "mfu",
         "peak_memory_mib",
-    )
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _arguments_are_words(self) -> Self:

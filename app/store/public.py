@@ -19,16 +19,9 @@ MAX_ID = 2**63 - 1
 NO_PROGRESS: dict[str, Any] = {"done": 0, "total": 0, "message": ""}
 
 _INTERNAL = (
-    "device_type",
-    "devices",
-    "exclusive_host",
-    "requirements",
-    "waiting_reason",
-    "point",
-    "metrics",
-    "deleting",
+    "device_type", "devices", "exclusive_host", "requirements", "waiting_reason", "point", "metrics", "deleting",
     "version",
-)
+)  # fmt: skip
 """Columns of the table `job` that clients do not see. They see all others under the columns' names."""
 _LAST = ("environment", "validity")
 """Long values stand at the end, for people who read the JSON."""

@@ -5,44 +5,12 @@ from pathlib import Path
 
 from app.errors import NetworkFileSystem
 
-NETWORK_FILE_SYSTEMS = frozenset(
-    {
-        "9p",
-        "acfs",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "davfs",
-        "fuse.beegfs",
-        "fuse.ceph",
-        "fuse.ceph-fuse",
-        "fuse.gcsfuse",
-        "fuse.glusterfs",
-        "fuse.juicefs",
-        "fuse.rclone",
-        "fuse.s3fs",
-        "fuse.sshfs",
-        "gfs",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "panfs",
-        "prl_fs",
-        "pvfs2",
-        "smb3",
-        "smbfs",
-        "vboxsf",
-        "wekafs",
-    }
-)
+NETWORK_FILE_SYSTEMS = frozenset({
+    "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fuse.beegfs", "fuse.ceph", "fuse.ceph-fuse",
+    "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "gfs", "gfs2",
+    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "smb3",
+    "smbfs", "vboxsf", "wekafs",
+})  # fmt: skip
 
 MOUNT_TABLE = Path("/proc/self/mounts")
 

@@ -47,19 +47,9 @@ logger = logging.getLogger(__name__)
 STATISTICS = ("n", "mean", "std", "median", *get_args(Statistic)[2:], "median_low", "median_high")
 """Columns of a measurement that describe its samples."""
 FACTS = (
-    "case_key",
-    "device_key",
-    "attempt",
-    "unit_index",
-    "unit_title",
-    "phase",
-    "metric",
-    "unit",
-    "outcome",
-    "reason",
-    "partial",
-    "validity",
-)
+    "case_key", "device_key", "attempt", "unit_index", "unit_title", "phase", "metric", "unit", "outcome", "reason",
+    "partial", "validity",
+)  # fmt: skip
 """Columns of a measurement between its case's coordinates and its statistics."""
 MAX_PAGE = 1000
 MAX_PAGE_BYTES = 4 << 20
