@@ -4,8 +4,7 @@ Standard library only: the command line reads it too.
 """
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 Direction = Literal["less", "more"]
@@ -23,52 +22,25 @@ _SHARES_OF_RATES = frozenset({"mfu", "ceiling_percent"})
 _RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "items/s", "steps/s"})
 
 
-@dataclass(frozen=True)
-class MetricProperties:
-    """The properties of a metric that differ from those of its unit."""
-
-    name: str
-    better: Direction | None
-    """None: neither less nor more is better."""
-    is_speed: bool = False
-    """True if people say of it that it is faster or slower."""
-    is_error: bool = False
-    """True if it says how wrong a result is, which is no measure of speed or memory."""
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        MetricProperties("mfu", "more"),
-        MetricProperties("ceiling_percent", "more"),
-        MetricProperties("gpu_busy_percent", "more"),
-        MetricProperties("free_gib", "more"),
-        MetricProperties("saved_by_16_bits_gib", "more"),
-        MetricProperties("saved_by_sharding_gib", "more"),
+_DIRECTIONS: Mapping[Direction | None, Sequence[str]] = {
+    "more": ("mfu", "ceiling_percent", "gpu_busy_percent", "free_gib", "saved_by_16_bits_gib", "saved_by_sharding_gib"),
+    "less": (
+        "output_error", "gradient_error", "parameter_error", "profiler_overhead_percent", "communication_percent",
+        "exposed_communication_percent", "unknown_percent",
+        "exposed_communication_error_ms",  # of ddp jobs up to version 0.1.0
+    ),
+    None: (
         # Errors with a sign, of which the smallest is no better than one near 0.
-        MetricProperties("error", None, is_error=True),
-        MetricProperties("rounding_error", None, is_error=True),
-        MetricProperties("adding_error", None, is_error=True),
-        MetricProperties("output_error", "less", is_error=True),
-        MetricProperties("gradient_error", "less", is_error=True),
-        MetricProperties("parameter_error", "less", is_error=True),
-        MetricProperties("exposed_communication_error_ms", "less"),  # of ddp jobs up to version 0.1.0
-        MetricProperties("profiler_overhead_percent", "less"),
-        MetricProperties("communication_percent", "less"),
-        MetricProperties("exposed_communication_percent", "less"),
-        MetricProperties("unknown_percent", "less"),
-        # Sizes that were asked for or observed, of which neither more nor less is better.
-        MetricProperties("copy_mib", None),
-        MetricProperties("tensor_mib", None),
-        MetricProperties("snapshot_mib", None),
-        MetricProperties("rounding_mib", None),
-        MetricProperties("largest_free_mib", None),
-        MetricProperties("residual_stream_seen_mib", None),
-    )
-}
-"""Metrics whose unit does not give their direction. Of all others, less time, less memory or a higher rate is better;
-numbers in other units have no direction."""
-
+        "error", "rounding_error", "adding_error",
+        # Sizes that were asked for or observed.
+        "copy_mib", "tensor_mib", "snapshot_mib", "rounding_mib", "largest_free_mib", "residual_stream_seen_mib",
+    ),
+}  # fmt: skip
+"""Whether more or less of a metric is better, or neither, where its unit does not give that. Of all others, less time,
+less memory or a higher rate is better; numbers in other units have no direction."""
+_BETTER = {name: direction for direction, names in _DIRECTIONS.items() for name in names}
+_ERRORS = ("error", "rounding_error", "adding_error", "output_error", "gradient_error", "parameter_error")
+"""Metrics that say how wrong a result is, which are no measures of speed or memory."""
 
 _HEADLINES = (
     "answer_step_ms", "step_ms", "decode_ms_per_token", "forward_backward_ms", "forward_ms", "unprofiled_step_ms",
@@ -88,35 +60,33 @@ def metric_names(column: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def metric_of(column: str, unit: str | None) -> MetricProperties:
-    """Return the metric of a column (`step_ms`): the registered one, or one with the properties of its unit ("ms"), by
-    default that at the end of the name."""
-    for name in metric_names(column):
-        if name in METRICS:
-            return METRICS[name]
-    unit = unit or _unit_in(column)
-    direction: Direction | None = "less" if unit in TIMES | _SIZES else "more" if unit in _RATES else None
-    return MetricProperties(column, direction, is_speed=unit in TIMES | _RATES)
+def _listed(column: str) -> str | None:
+    """Return the metric of a column if its direction is listed; None if it has the properties of its unit."""
+    return next((name for name in metric_names(column) if name in _BETTER), None)
 
 
 def better(metric: str, unit: str | None) -> Direction | None:
-    """Return whether less or more of a metric is better; None where neither is. Arguments as for `metric_of`.
+    """Return whether less or more of a metric is better; None where neither is. It may be a column (`step_ms`); `unit`
+    is by default that at the end of its name.
 
     Tables, comparisons and gates all use this function.
     """
-    return metric_of(metric, unit).better
+    if (listed := _listed(metric)) is not None:
+        return _BETTER[listed]
+    unit = unit or _unit_in(metric)
+    return "less" if unit in TIMES | _SIZES else "more" if unit in _RATES else None
 
 
 def is_speed(metric: str, unit: str | None) -> bool:
     """Return True if a metric is a time or a rate, of which people say that it is faster or slower."""
-    return metric_of(metric, unit).is_speed
+    return _listed(metric) is None and (unit or _unit_in(metric)) in TIMES | _RATES
 
 
 def is_rate(metric: str, unit: str | None) -> bool:
     """Return True if a metric is work divided by a time, or a share of such a rate: it falls as the time rises."""
     if unit is None and metric.endswith("_per_s"):
         return True
-    return (unit or _unit_in(metric)) in _RATES or metric_of(metric, unit).name in _SHARES_OF_RATES
+    return (unit or _unit_in(metric)) in _RATES or _listed(metric) in _SHARES_OF_RATES
 
 
 def is_count(unit: str | None) -> bool:
@@ -126,7 +96,7 @@ def is_count(unit: str | None) -> bool:
 
 def is_error(metric: str) -> bool:
     """Return True if a metric says how wrong a result is."""
-    return metric_of(metric, None).is_error
+    return _listed(metric) in _ERRORS
 
 
 def is_size(metric: str, unit: str | None) -> bool:
