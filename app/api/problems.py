@@ -47,16 +47,7 @@ DOCUMENTED: dict[str, Any] = {
 
 def problem(error: FlopwatchError, instance: str) -> dict[str, Any]:
     """Return the problem object of an error; `instance` is the request's path."""
-    body: dict[str, Any] = {
-        "type": PROBLEM_PREFIX + error.code,
-        "title": error.title,
-        "status": error.status,
-        "detail": error.detail,
-        "instance": instance,
-        "code": error.code,
-        **_of_request(),
-        **error.extensions,
-    }
+    body = {**_body(error.code, error.title, error.status, error.detail, instance), **error.extensions}
     if error.errors:
         body["errors"] = [{"pointer": field.pointer, "detail": field.detail} for field in error.errors]
     return body
@@ -76,20 +67,12 @@ def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
         detail = f"There is nothing at {request.url.path}; /docs lists the routes."
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"{request.url.path} does not take {request.method}; it takes {', '.join(allowed_methods(request))}."
-    return {
-        "type": PROBLEM_PREFIX + code,
-        "title": title,
-        "status": error.status_code,
-        "detail": detail or title,
-        "instance": request.url.path,
-        "code": code,
-        **_of_request(),
-    }
+    return _body(code, title, error.status_code, detail or title, request.url.path)
 
 
-def _of_request() -> dict[str, str]:
-    found = request_id()
-    return {} if found is None else {"request_id": found}
+def _body(code: str, title: str, status: int, detail: str, instance: str) -> dict[str, Any]:
+    body = {"type": PROBLEM_PREFIX + code, "title": title, "status": status, "detail": detail, "instance": instance}
+    return {**body, "code": code, **({} if (found := request_id()) is None else {"request_id": found})}
 
 
 def allowed_methods(request: Request) -> list[str]:

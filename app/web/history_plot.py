@@ -33,24 +33,13 @@ def figure(history: History) -> Figure:
         "showlegend": True,
         **LEGEND,
     }
-    columns = ("Finished", "Version", "Device", "Job", readable(history.metric, history.unit), "From", "To", "Outcome")
-    rows = [
-        [
-            point.finished_at,
-            point.version,
-            point.device_key,
-            point.job,
-            point.value,
-            point.low,
-            point.high,
-            point.outcome,
-        ]
-        for point in history.points
-    ]
+    columns = ["Finished", "Version", "Device", "Job", readable(history.metric, history.unit), "From", "To", "Outcome"]
+    names = ("finished_at", "version", "device_key", "job", "value", "low", "high", "outcome")
+    rows = [[getattr(point, name) for name in names] for point in history.points]
     return {
         "data": traces,
         "layout": layout,
-        "table": {"columns": list(columns), "rows": rows, "number": len(rows)},
+        "table": {"columns": columns, "rows": rows, "number": len(rows)},
         "note": f"Drawn: the newest {len(rows)} points" if history.is_cut else "",
         "empty": "Nothing was measured.",
     }

@@ -99,7 +99,7 @@ def drawn(services: Services, query: PlotsQuery) -> dict[str, Any]:
         units |= members.metrics(services.database, query.sweep, query.job, sample=None)
     metric = query.metric or first_metric(sweep, list(units))
     if metric is None:
-        return NO_PLOTS
+        return {"chart": None, "maps": []}
     if metric not in units:
         detail = f"Nobody has measured {metric!r} there; measured: {', '.join(units) or 'nothing yet'}."
         raise InvalidRequest.at("/metric", detail)
@@ -115,7 +115,7 @@ def drawn(services: Services, query: PlotsQuery) -> dict[str, Any]:
     if query.relative_to:
         title = f"{title} over {' and '.join(query.relative_to)}"
     shown = figures(points, name, unit, query, title)
-    return {**NO_PLOTS, "metrics": titles, "metric": metric, "title": title, **shown}
+    return {"metrics": titles, "metric": metric, "title": title, **shown}
 
 
 def related_points(services: Services, query: PlotsQuery, metric: str, name: str) -> list[Point]:
@@ -176,20 +176,6 @@ def first_metric(sweep: Mapping[str, Any] | None, measured: Sequence[str]) -> st
     wanted = ["peak_memory_mib"] if sweep is not None and sweep["fit"] else []
     wanted += [kind.first_plotted] if kind is not None and kind.first_plotted is not None else []
     return next((name for name in wanted if name in measured), headline(measured))
-
-
-NO_PLOTS: dict[str, Any] = {
-    "metrics": {},
-    "metric": None,
-    "title": None,
-    "chart": None,
-    "maps": [],
-    "choices": [],
-    "filters": [],
-    "x": None,
-    "y": None,
-    "left_out": 0,
-}
 
 
 def as_list(value: Any) -> list[Any]:
