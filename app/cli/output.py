@@ -48,6 +48,16 @@ def print_columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     echo_columns(head, [[_text(value) for value in row] for row in rows])
 
 
+def print_list(listed: Sequence[Any], columns: Mapping[str, Any], *, as_json: bool = False) -> None:
+    """Print what a list has as a table, or as JSON. `columns` have by head the member's name, or what tells the cell
+    of an entry."""
+    if as_json:
+        print_json(listed)
+        return
+    rows = [[entry[of] if isinstance(of, str) else of(entry) for of in columns.values()] for entry in listed]
+    print_columns(list(columns), rows)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items()) or NOTHING
@@ -101,31 +111,27 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
 
 def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) -> None:
     """Print jobs, one per line, and below them why some of them have to wait. `places` in the queue are by job."""
-    rows = []
+    if noise := noisy_host(job["validity"] for job in jobs):
+        echo_line(noise)
+    columns = {
+        "id": "id",
+        "kind": "kind",
+        "state": lambda job: job["outcome"] or job["state"],
+        "case": lambda job: case_text(job["summary"]),
+        "verdict": lambda job: (job["validity"] or {}).get("verdict"),
+        "age": lambda job: age(job["created_at"]),
+        "duration": ran,
+        "place": lambda job: places.get(job["id"]),
+        "priority": "priority",
+        "user": "submitted_by",
+        "name": "name",
+        "labels": "labels",
+    }
+    print_list(jobs, columns)
     waiting: dict[str, list[str]] = {}
     for job in jobs:
         if job["waiting"] is not None:
             waiting.setdefault(job["waiting"], []).append(str(job["id"]))
-        rows.append(
-            {
-                "id": job["id"],
-                "kind": job["kind"],
-                "state": job["outcome"] or job["state"],
-                "case": case_text(job["summary"]),
-                "verdict": (job["validity"] or {}).get("verdict"),
-                "age": age(job["created_at"]),
-                "duration": ran(job),
-                "place": places.get(job["id"]),
-                "priority": job["priority"],
-                "user": job["submitted_by"],
-                "name": job["name"],
-                "labels": job["labels"],
-            }
-        )
-    if noise := noisy_host(job["validity"] for job in jobs):
-        echo_line(noise)
-    head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "user", "name", "labels")
-    print_columns(head, [list(row.values()) for row in rows])
     for reason, ids in waiting.items():
         echo_line(f"{_jobs_wait(ids)}: {cell(reason)}")
 
@@ -209,7 +215,7 @@ def _print_lines(server: Flopwatch, job: Mapping[str, Any]) -> None:
     shown = [name for name in LINE_COLUMNS if any(row.get(name) is not None for row in rows)]
     cells = [[row.get(name) for name in shown] for row in rows]
     print_columns(shown, [[cut(value) if isinstance(value, str) else value for value in row] for row in cells])
-    echo_line(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'lines'])}` prints all")
+    echo_line(f"{_table_command(job_id, 'lines')} prints all")
 
 
 def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
@@ -228,14 +234,9 @@ def _print_peak(server: Flopwatch, job: Mapping[str, Any]) -> None:
         where += " (the history is cut: the step's peak may be another)"
     echo()
     echo_line(f"largest allocations {where}; equal ones together:")
-    print_columns(
-        ("MiB", "count", "category", "name", "made in", "line"),
-        [
-            [row[name] for name in ("total_mib", "count", "category", "name", "made_in", "site")]
-            for row in at_peak[:MOST_ALLOCATIONS]
-        ],
-    )
-    echo_line(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', 'allocations'])}` prints more")
+    columns = {"MiB": "total_mib", "count": "count", "category": "category", "name": "name"}
+    print_list(at_peak[:MOST_ALLOCATIONS], {**columns, "made in": "made_in", "line": "site"})
+    echo_line(f"{_table_command(job_id, 'allocations')} prints more")
 
 
 def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
@@ -265,8 +266,8 @@ def _print_kernels(server: Flopwatch, job: Mapping[str, Any]) -> bool:
             for (name, class_name), (total_ms, calls) in slowest
         ],
     )
-    command = shlex.join(["flopwatch", "table", "--job", str(job_id), "--name", names[0]])
-    echo_line(f"`{command}` prints all of one phase; `flopwatch show {job_id}` names the other tables")
+    command = _table_command(job_id, names[0])
+    echo_line(f"{command} prints all of one phase; `flopwatch show {job_id}` names the other tables")
     _print_files(server, job)
     return True
 
@@ -362,25 +363,19 @@ def print_missing(lines: Sequence[str]) -> None:
 def _print_units(units: Sequence[dict[str, Any]]) -> None:
     if len(units) > 1:
         echo()
-        rows = [
-            [
-                unit["unit_index"],
-                unit["title"],
-                unit["outcome"],
-                verdict(unit["validity"]) if unit["validity"] else None,
-            ]
-            for unit in units
-        ]
-        print_columns(("unit", "title", "outcome", "validity"), rows)
+        told = {"validity": lambda unit: verdict(unit["validity"]) if unit["validity"] else None}
+        print_list(units, {"unit": "unit_index", "title": "title", "outcome": "outcome", **told})
 
 
 def _print_tables(job_id: int, tables: Sequence[dict[str, Any]]) -> None:
     if tables:
         echo()
-        print_columns(("table", "rows"), [[table["name"], table["rows"]] for table in tables])
-        echo_line(
-            f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', tables[0]['name']])}` prints one"
-        )
+        print_list(tables, {"table": "name", "rows": "rows"})
+        echo_line(f"{_table_command(job_id, tables[0]['name'])} prints one")
+
+
+def _table_command(job_id: int, name: str) -> str:
+    return f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', name])}`"
 
 
 @contextlib.contextmanager

@@ -378,48 +378,30 @@ def list_(
     server: Flopwatch, *, limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50, as_json: AsJson = False
 ) -> None:
     """List baselines by name."""
-    from app.cli.output import print_columns, print_json
+    from app.cli.output import print_list
     from flopwatch.text.times import age
 
-    baselines = first_of(server.list_baselines(limit + 1), limit)
-    if as_json:
-        print_json(baselines)
-        return
-    rows = [
-        (
-            baseline["name"],
-            baseline["number_of_cases"],
-            _jobs(baseline["jobs"]),
-            age(baseline["updated_at"]),
-            baseline["set_by"],
-        )
-        for baseline in baselines
-    ]
-    print_columns(("name", "cases", "jobs", "set", "by"), rows)
+    told = {"jobs": lambda baseline: _jobs(baseline["jobs"]), "set": lambda baseline: age(baseline["updated_at"])}
+    columns = {"name": "name", "cases": "number_of_cases", **told, "by": "set_by"}
+    print_list(first_of(server.list_baselines(limit + 1), limit), columns, as_json=as_json)
 
 
 @baseline.command("show")
 @with_server
 def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
     """Show the cases of a baseline, each with its device, its verdict and its jobs."""
-    from app.cli.output import print_columns, print_json
+    from app.cli.output import print_json, print_list
 
     baseline = server.baseline(name)
     if as_json:
         print_json(baseline)
         return
-    rows = [
-        (
-            case["kind"],
-            case["case"],
-            case["device_key"],
-            case["validity"] or NOTHING,
-            ", ".join(map(str, case["jobs"])),
-            case["case_key"],
-        )
-        for case in baseline["cases"]
-    ]
-    print_columns(("kind", "case", "device", "verdict", "jobs", "case key"), rows)
+    told = {
+        "verdict": lambda case: case["validity"] or NOTHING,
+        "jobs": lambda case: ", ".join(map(str, case["jobs"])),
+    }
+    columns = {"kind": "kind", "case": "case", "device": "device_key", **told, "case key": "case_key"}
+    print_list(baseline["cases"], columns)
 
 
 @baseline.command("delete")

@@ -37,29 +37,22 @@ def sweeps(
     as_json: AsJson = False,
 ) -> None:
     """List sweeps, newest first: the grid of each, and how many of its jobs are in each state; or show one."""
-    from app.cli.output import counts_text, grid_text, print_columns, print_json, print_sweep
+    from app.cli.output import counts_text, grid_text, print_json, print_list, print_sweep
     from flopwatch.text.times import age
 
     if sweep_id is not None:
         sweep = server.sweep_state(sweep_id)
         print_json(sweep) if as_json else print_sweep(sweep)
         return
-    listed = first_of(server.list_sweeps(limit + 1), limit)
-    if as_json:
-        print_json(listed)
-        return
-    rows = [
-        (
-            sweep["id"],
-            sweep["base"].get("kind"),
-            grid_text(sweep),
-            counts_text(sweep["counts"]),
-            age(sweep["created_at"]),
-            sweep["name"],
-        )
-        for sweep in listed
-    ]
-    print_columns(("id", "kind", "grid", "jobs", "age", "name"), rows)
+    columns = {
+        "id": "id",
+        "kind": lambda sweep: sweep["base"].get("kind"),
+        "grid": grid_text,
+        "jobs": lambda sweep: counts_text(sweep["counts"]),
+        "age": lambda sweep: age(sweep["created_at"]),
+        "name": "name",
+    }
+    print_list(first_of(server.list_sweeps(limit + 1), limit), columns, as_json=as_json)
 
 
 @command
@@ -70,28 +63,24 @@ def workers(
     as_json: AsJson = False,
 ) -> None:
     """List connected workers: their devices, the jobs on them, and when they were last seen."""
-    from app.cli.output import print_columns, print_json
+    from app.cli.output import print_list
     from flopwatch.text.times import age, moment
     from flopwatch.text.validity import RECENT_JOBS, noisy_host
 
     listed = server.list_workers(limit=MAX_WORKERS)
     chosen = [worker for worker in listed if everyone or worker["state"] in CONNECTED]
+    columns = {
+        "id": "id",
+        "state": "state",
+        "devices": lambda worker: _devices(worker["devices"]),
+        "runs": lambda worker: ", ".join(f"job {job_id}" for job_id in worker["job_ids"]) or None,
+        "seen": lambda worker: age(worker["last_seen_at"]),
+        "flopwatch": lambda worker: worker["versions"].get("flopwatch"),
+        "torch": lambda worker: worker["versions"].get("torch"),
+    }
+    print_list(chosen, columns, as_json=as_json)
     if as_json:
-        print_json(chosen)
         return
-    rows = [
-        (
-            worker["id"],
-            worker["state"],
-            _devices(worker["devices"]),
-            ", ".join(f"job {job_id}" for job_id in worker["job_ids"]) or None,
-            age(worker["last_seen_at"]),
-            worker["versions"].get("flopwatch"),
-            worker["versions"].get("torch"),
-        )
-        for worker in chosen
-    ]
-    print_columns(("id", "state", "devices", "runs", "seen", "flopwatch", "torch"), rows)
     recent = server.list_jobs(state="succeeded", limit=RECENT_JOBS)
     for worker in chosen:
         if unfit := worker["unfit"]:
@@ -100,7 +89,7 @@ def workers(
             echo_line(f"{cell(worker['id'])}: unfit ({unfit['code']}), {when}: {cell(unfit['reason'])}")
         if noise := noisy_host(job["validity"] for job in recent if job["worker_id"] == worker["id"]):
             echo_line(f"{cell(worker['id'])}: {noise}")
-    if not rows:
+    if not chosen:
         echo("no worker is connected: if none is starting, start one with `flopwatch worker`", err=True)
     if len(listed) > len(chosen):
         echo(f"{len(listed) - len(chosen)} stopped or lost workers hidden (--all shows them)", err=True)
@@ -146,22 +135,18 @@ def usage(
     as_json: AsJson = False,
 ) -> None:
     """Show device hours by user, kind and device, and who has running or queued jobs now."""
-    from app.cli.output import print_columns, print_json
+    from app.cli.output import print_json, print_list
 
     answer = server.usage(since)
     if as_json:
         print_json(answer)
         return
-    print_columns(_heads(USED), [[row[name] for name in USED] for row in answer["data"]])
+    print_list(answer["data"], {name.replace("_", " "): name for name in USED})
     if answer["now"]:
         echo()
-        print_columns(_heads(STANDING), [[row[name] for name in STANDING] for row in answer["now"]])
+        print_list(answer["now"], {name.replace("_", " "): name for name in STANDING})
         if any(row["recent_device_hours"] is not None for row in answer["now"]):
             echo("the user with the least recent device hours is next, among jobs of equal priority")
-
-
-def _heads(columns: Sequence[str]) -> list[str]:
-    return [name.replace("_", " ") for name in columns]
 
 
 def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:

@@ -320,7 +320,7 @@ def specs(
     as_json: AsJson = False,
 ) -> None:
     """List the kinds of job, or the fields and presets of one."""
-    from app.cli.output import print_columns, print_json
+    from app.cli.output import print_columns, print_json, print_list
     from flopwatch import ClientError
 
     listed = server.specs()
@@ -332,9 +332,7 @@ def specs(
     if as_json:
         print_json(listed)
     elif kind is None:
-        print_columns(
-            ("kind", "description"), [(spec["kind"], spec["description"].partition("\n")[0]) for spec in listed]
-        )
+        print_list(listed, {"kind": "kind", "description": lambda spec: spec["description"].partition("\n")[0]})
     else:
         print_columns(
             ("field", "default", "description"), list(_fields(listed[0]["schema"], listed[0]["example"], usual))
@@ -480,10 +478,10 @@ def _format_of(output: Path | None) -> PlotFormat:
 
 
 def _list(server: Flopwatch, job: int | None) -> None:
-    from app.cli.output import print_columns
+    from app.cli.output import print_list
 
     plots = server.list_plots(job)
     if not plots:
         echo(f"job {job} has no plots", err=True)
         return
-    print_columns(("plot", "title"), [(plot["name"], plot["title"]) for plot in plots])
+    print_list(plots, {"plot": "name", "title": "title"})

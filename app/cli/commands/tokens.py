@@ -58,25 +58,18 @@ def create(
 @with_server
 def list_(server: Flopwatch, *, as_json: AsJson = False) -> None:
     """List tokens, oldest first."""
-    from app.cli.output import print_columns, print_json
+    from app.cli.output import print_list
     from flopwatch.text.times import age, moment
 
-    listed = server.get("/tokens")["data"]
-    if as_json:
-        print_json(listed)
-        return
-    rows = [
-        (
-            one["id"],
-            one["name"],
-            one["scope"],
-            age(one["created_at"]),
-            moment(one["expires_at"]) or "never",
-            age(one["last_used_at"]) or "never",
-        )
-        for one in listed
-    ]
-    print_columns(("id", "name", "scope", "made", "expires", "used"), rows)
+    columns = {
+        "id": "id",
+        "name": "name",
+        "scope": "scope",
+        "made": lambda one: age(one["created_at"]),
+        "expires": lambda one: moment(one["expires_at"]) or "never",
+        "used": lambda one: age(one["last_used_at"]) or "never",
+    }
+    print_list(server.get("/tokens")["data"], columns, as_json=as_json)
 
 
 @token.command("revoke")
