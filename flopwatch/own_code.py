@@ -10,7 +10,6 @@ import difflib
 import hashlib
 import io
 import os
-import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 
 from flopwatch import calls
 from flopwatch.imports import forgotten
-from flopwatch.packing import is_packed, pack, pack_revision, place
+from flopwatch.packing import is_packed, pack, pack_revision, place, run_git
 
 ROLE = "x-flopwatch-code"
 """Key in a spec's JSON Schema that gives the role of the code in a field, as `GET /specs` answers it."""
@@ -91,12 +90,12 @@ class OwnCode:
             why = "" if inside else ", which is in no git repository: name two files or folders"
             raise ValueError(f"{version!r} is no file, no folder, and no git revision of the folder of {path}{why}")
         revision = {"label": version, "commit": commit, "dirty": False}
-        shown = _run_git(path.parent, "show", f"{commit}:./{path.name}")
-        if shown is None or shown.returncode:
+        shown = run_git(path.parent, "show", f"{commit}:./{path.name}", timeout_s=GIT_TIMEOUT_S)
+        if shown is None:
             raise ValueError(f"revision {version} has no {path}")
-        _check(path, shown.stdout, function)
+        _check(path, shown, function)
         if folder is None:
-            return cls(shown.stdout, function, path.name, revision)
+            return cls(shown, function, path.name, revision)
         name = place(folder, path)
         contents, links = _files_at(folder, commit)
         return cls(pack_revision(contents, links, folder, path), function, name, revision)
@@ -165,15 +164,15 @@ def _content(path: Path) -> bytes:
 def _files_at(folder: Path, commit: str) -> tuple[dict[str, bytes], dict[str, str]]:
     """Return what a commit has in a folder, and in its submodules that are checked out: the contents of files, and the
     targets of links. Raises ValueError, a sentence for people, if git cannot read it."""
-    archived = _run_git(folder, "archive", "--format=zip", commit, timeout_s=None)
-    listed = _run_git(folder, "ls-tree", "-r", "-z", commit, timeout_s=None)
-    if archived is None or archived.returncode or listed is None or listed.returncode:
+    archived = run_git(folder, "archive", "--format=zip", commit)
+    listed = run_git(folder, "ls-tree", "-r", "-z", commit)
+    if archived is None or listed is None:
         raise ValueError(f"git cannot read {folder} at commit {commit}")
     contents: dict[str, bytes] = {}
     links: dict[str, str] = {}
-    with zipfile.ZipFile(io.BytesIO(archived.stdout)) as archive:
+    with zipfile.ZipFile(io.BytesIO(archived)) as archive:
         packed = set(archive.namelist())
-        for entry in os.fsdecode(listed.stdout).split("\0")[:-1]:
+        for entry in os.fsdecode(listed).split("\0")[:-1]:
             facts, _, name = entry.partition("\t")
             mode, _, number = facts.split()
             if mode == GITLINK:
@@ -200,24 +199,15 @@ def _untracked(folder: Path) -> dict[str, bytes]:
 
 
 def _blob(folder: Path, number: str) -> bytes:
-    done = _run_git(folder, "cat-file", "blob", number)
-    if done is None or done.returncode:
+    content = run_git(folder, "cat-file", "blob", number, timeout_s=GIT_TIMEOUT_S)
+    if content is None:
         raise ValueError(f"git cannot read object {number} of {folder}")
-    return done.stdout
+    return content
 
 
 def _git(folder: Path, *command: str) -> str | None:
-    done = _run_git(folder, *command)
-    return None if done is None or done.returncode else done.stdout.decode(errors="replace").strip()
-
-
-def _run_git(
-    folder: Path, *command: str, timeout_s: float | None = GIT_TIMEOUT_S
-) -> subprocess.CompletedProcess[bytes] | None:
-    try:
-        return subprocess.run(["git", "-C", str(folder), *command], capture_output=True, timeout=timeout_s)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    output = run_git(folder, *command, timeout_s=GIT_TIMEOUT_S)
+    return None if output is None else output.decode(errors="replace").strip()
 
 
 def _defined(scope: ast.AST) -> Iterator[str]:

@@ -124,12 +124,17 @@ def _packed(files: Iterable[tuple[str, bytes]], file: str) -> bytes:
 
 def _tracked(root: Path) -> list[str]:
     """Return the files that git tracks; none if the folder is in no repository or git is not there."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--recurse-submodules"]
+    listed = run_git(root, "ls-files", "-z", "--recurse-submodules") or b""
+    return [name for name in os.fsdecode(listed).split("\0") if name and _is_there(root / name)]
+
+
+def run_git(folder: Path, *command: str, timeout_s: float | None = None) -> bytes | None:
+    """Return what git prints in a folder; None if it fails, or is not there."""
     try:
-        listed = subprocess.run(command, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    return [name for name in os.fsdecode(listed.stdout).split("\0") if name and _is_there(root / name)]
+        done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, check=True, timeout=timeout_s)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
 
 
 def _visible(root: Path) -> list[str]:

@@ -46,31 +46,13 @@ def _templates() -> Jinja2Templates:
     templates = Jinja2Templates(directory=Path(__file__).parent / "html")
     templates.env.auto_reload = False
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
-    templates.env.filters |= {
-        "breakable": breakable,
-        "short_hash": short_hash,
-        "number": number,
-        "noisy_host": noisy_host,
-        "verdict": verdict,
-        "doubts": doubts,
-        "why": why,
-        "notes": notes,
-        "age": age,
-        "ago": ago,
-        "ran": ran,
-        "duration": duration,
-        "rough_duration": rough_duration,
-        "moment": lambda time: moment(time) or NOTHING,
-        "pretty": pretty,
-        "plain": plain,
-        "commands": commands,
-        "readable": readable,
-        "in_a_sentence": in_a_sentence,
-        "kind": kind_title,
-    }
-    templates.env.globals["formats_of_tables"] = FORMATS
-    templates.env.globals["first_in_queue"] = FIRST_IN_QUEUE
-    templates.env.globals["asset"] = asset
+    filters = (
+        *(breakable, short_hash, number, noisy_host, verdict, doubts, why, notes, pretty, plain, commands, readable),
+        *(in_a_sentence, age, ago, ran, duration, rough_duration),
+    )
+    templates.env.filters |= {each.__name__: each for each in filters}
+    templates.env.filters |= {"moment": lambda time: moment(time) or NOTHING, "kind": kind_title}
+    templates.env.globals |= {"formats_of_tables": FORMATS, "first_in_queue": FIRST_IN_QUEUE, "asset": asset}
     return templates
 
 
