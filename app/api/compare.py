@@ -49,7 +49,6 @@ class ComparedQuery(StrictQuery):
     default 20 in Markdown, LaTeX and HTML, and all in JSON and CSV."""
 
     def comparison(self, database: Database) -> results.Comparison:
-        """Compare the jobs."""
         question = results.Question(list(dict.fromkeys(self.metric)), self.fail_above_percent, self.expect_equal)
         if self.job is not None:
             return results.compare_sides(database, self.job, question)

@@ -54,7 +54,6 @@ def problem(error: FlopwatchError, instance: str) -> dict[str, Any]:
 
 
 def problem_response(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    """Return a problem as the answer to a request."""
     return Response(to_json(body), status_code=body["status"], media_type=PROBLEM_MEDIA_TYPE, headers=headers)
 
 

@@ -38,7 +38,6 @@ def kinds(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def presets(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Offer the presets of the kind on the line."""
     return [name for name in _spec_on(ctx).get("presets", {}) if name.startswith(incomplete)]
 
 
@@ -72,14 +71,12 @@ def sweep_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def file_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Offer the files of the job on the line."""
     job_id = str(ctx.params.get("job_id"))
     files = _asked(ctx, lambda server: server.list_files(int(job_id))) if job_id.isdecimal() else None
     return [file["name"] for file in files or () if file["name"].startswith(incomplete)]
 
 
 def job_states(incomplete: str) -> list[str]:
-    """Offer the states of jobs."""
     from app.states import JOB_STATES
 
     return [state for state in JOB_STATES if state.startswith(incomplete)]

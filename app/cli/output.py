@@ -44,7 +44,6 @@ def print_json(value: Any) -> None:
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print values as a table."""
     echo_columns(head, [[_text(value) for value in row] for row in rows])
 
 

@@ -113,11 +113,9 @@ def echo_json(text: str) -> None:
 
 
 def echo_bytes(content: bytes) -> None:
-    """Print a file as it is."""
     typer.echo(content, nl=False)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Print an error and exit."""
     echo_line(f"error: {message}", err=True)
     raise typer.Exit(code)

@@ -56,7 +56,6 @@ class CeilingSpec(SpecBase):
         return self
 
     def cells(self) -> list[CeilingCell]:
-        """Return the cells in the order they run."""
         return [CeilingCell("copy", None), *(CeilingCell("matrix product", dtype) for dtype in self.dtypes)]
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:

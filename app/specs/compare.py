@@ -113,7 +113,6 @@ class CompareSpec(SpecBase):
         return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbelow(MAX_SEED)})
 
     def sides(self) -> dict[str, SpecBase]:
-        """Return the two specs by side."""
         return {"baseline": self.baseline, "candidate": self.candidate}
 
     def resources(self) -> Resources:
@@ -127,7 +126,6 @@ class CompareSpec(SpecBase):
         )
 
     def cells(self) -> list[tuple[SpecBase, Any]]:
-        """Return the cells of both sides."""
         return [(spec, cell) for spec in self.sides().values() for cell in spec.cells()]
 
     def number_of_cells(self) -> int:

@@ -73,7 +73,6 @@ class DiagnosisSpec(SpecBase):
 
     @classmethod
     def example(cls) -> Self:
-        """Return the diagnosis of a small step."""
         return cls(step=KINDS["benchmark"].model_validate({"model": {"size": "tiny"}, "context_length": 64}))
 
     def drawn(self) -> Self:

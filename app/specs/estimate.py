@@ -32,7 +32,6 @@ class StackSpec(StrictModel):
     """Number of blocks."""
 
     def label(self) -> str:
-        """Return the name that tables show."""
         return f"stack-d{self.d_model}-f{self.d_ff}-b{self.num_blocks}"
 
 
@@ -47,7 +46,6 @@ class AttentionLayerSpec(StrictModel):
     """True: query i sees only keys 0 … i, by a mask of context_length² bytes with `attention` eager."""
 
     def label(self) -> str:
-        """Return the name that tables show."""
         return f"attention-h{self.num_heads}-d{self.head_dim}{'-causal' if self.causal else ''}"
 
 
@@ -177,7 +175,6 @@ class EstimateSpec(SpecBase):
         return Resources(device_type="none", devices=0)
 
     def label(self) -> str:
-        """Return the model's name for people."""
         layers: dict[str, StackSpec | AttentionLayerSpec]
         layers = {"feed_forward_stack": self.stack, "attention": self.attention_layer}
         return layers.get(self.architecture, self.model).label()

@@ -95,7 +95,6 @@ class MixedPrecisionSpec(SpecBase):
         return self
 
     def cells(self) -> list[MixedPrecisionCell]:
-        """Return the cells in the order they run."""
         audits = itertools.product([None], self.audits, self.autocasts)
         return [MixedPrecisionCell(*cell) for cell in (*((one, None, None) for one in self.accumulations), *audits)]
 

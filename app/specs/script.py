@@ -46,10 +46,8 @@ class ScriptSpec(SpecBase):
         return shlex.split(self.arguments)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Name the script."""
         identity = coordinates(identity, "script_code", self.script_code)
         return {**identity, "arguments": self.arguments or None}, {"script": self.label()}
 
     def label(self) -> str:
-        """Return the script's name for people."""
         return "example" if self.script_code is None else self.script_code.file or UNNAMED

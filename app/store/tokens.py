@@ -76,7 +76,6 @@ class Tokens:
                 )
 
     def known(self) -> dict[str, KnownToken]:
-        """Return every token by its id."""
         query = select(_token.id, _token.name, _token.scope, _token.digest, _token.expires_at)
         with self._database.read() as connection:
             return {row.id: KnownToken(*row) for row in connection.execute(query)}

@@ -104,7 +104,6 @@ def commands(text: str) -> Markup:
 
 
 def pretty(value: Any) -> str:
-    """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 

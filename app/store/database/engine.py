@@ -158,7 +158,6 @@ class Database:
             self.backend.backup(target)
 
     def close(self) -> None:
-        """Close every connection."""
         for watch in list(self._watches):
             watch.close()
         self.backend.close()

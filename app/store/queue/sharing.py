@@ -107,7 +107,6 @@ def agree(database: Database, policy: Policy) -> None:
 
 
 def policy_of(connection: Connection) -> Policy:
-    """Return how devices are shared."""
     return _policy(service_settings.get(connection, _SETTING))
 
 

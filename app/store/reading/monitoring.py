@@ -42,7 +42,6 @@ class Snapshot:
 
 
 def read(database: Database) -> Snapshot:
-    """Read the numbers as they are now."""
     with database.read() as connection:
         counted: dict[str, list[tuple[str, str, int]]] = {}
         numbers, histograms = tallies.all_of(connection)

@@ -381,7 +381,6 @@ class Reading:
         return page, f"{page[-1]['registered_at']}_{page[-1]['id']}" if len(rows) > limit else None
 
     def worker_counts(self) -> dict[str, int]:
-        """Return the number of workers in each state."""
         with self._database.read() as connection:
             return by_state(connection, tables.worker.c.state, WORKER_STATES)
 

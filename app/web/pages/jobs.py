@@ -87,7 +87,6 @@ async def jobs(request: Request, services: CurrentServices, filters: Annotated[F
 
 
 def page(request: Request, services: Services, filters: Filters) -> Response:
-    """Make the page of the chosen jobs."""
     chosen = {name: value for name, value in request.query_params.items() if value}
     labels: Any = [] if filters.label is None else [filters.label]
     listed, following = services.reading.jobs(

@@ -92,7 +92,6 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
 
 
 def drawn(services: Services, query: PlotsQuery) -> dict[str, Any]:
-    """Return the content of the panel."""
     sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
     units = members.metrics(services.database, query.sweep, query.job)
     if query.metric not in (None, *units):  # earlier jobs may have measured it

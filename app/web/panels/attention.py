@@ -15,7 +15,6 @@ ERRORS = {"output_error": "Relative error of the output", "gradient_error": "Rel
 
 
 def panels(results: JobResults) -> list[Panel]:
-    """Return the charts of a job's cells."""
     panels: list[Panel] = []
     for metric, words in TIMES.items():
         text = "" if panels else f"Time of one call, with its 95 % interval. {OUTCOMES}"

@@ -118,7 +118,6 @@ def measured(sheet: Sheet, metric: str) -> list[Point]:
 
 
 def known(points: Sequence[Point]) -> list[float]:
-    """Return the values of those points that have one."""
     return [point.value for point in points if point.value is not None]
 
 

@@ -12,7 +12,6 @@ SKEW = "The slowest rank's time less the fastest one's."
 
 
 def panels(results: JobResults) -> list[Panel]:
-    """Return the charts of a job's cells."""
     return [
         *charts(results, LINES, "bus_gb_per_s", "Bus bandwidth", BUS),
         *charts(results, LINES, "latency_ms", "Latency", LATENCY),

@@ -41,7 +41,6 @@ OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer", "reshard_aft
 
 
 def panels(results: JobResults) -> Iterator[Panel]:
-    """Yield the panels that the job's tables and its sweep allow."""
     if results.has("timeline"):
         rows = results.rows("timeline")
         yield from (timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows}))

@@ -27,7 +27,6 @@ HATCHED = ("at most", "unexplained")
 
 
 def panels(results: JobResults) -> Iterator[Panel]:
-    """Yield the panels that the job's tables allow."""
     causes, changes = results.rows("causes"), results.rows("changes")
     if causes:
         text = (

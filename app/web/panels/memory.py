@@ -30,7 +30,6 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
 def panels(results: JobResults) -> Iterator[Panel]:
-    """Yield the panels that the job's tables and snapshots allow."""
     if results.has("growth") and results.rows("growth"):
         yield Panel(
             "growth",

@@ -45,7 +45,6 @@ MIN_SIZE, MAX_SIZE = 6.0, 30.0
 
 
 def panels(results: JobResults) -> Iterator[Panel]:
-    """Yield the panels that the job's tables and files allow."""
     summary = {row["what"]: row for row in results.rows("summary")} if results.has("summary") else {}
     if results.has("lines"):
         # The note says how long the sampled steps took where that is longer.
