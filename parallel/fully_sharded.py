@@ -211,7 +211,9 @@ class FullyShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         with parts_replaced(self._whole_of):
-            return self.module(*inputs, **named_inputs)
+            outputs = self.module(*inputs, **named_inputs)
+        self._check_first_order("the end")
+        return outputs
 
     def _whole_of(self, part: ShardedPart) -> nn.Parameter:
         """Return the full parameter of a part that is used outside its unit, and keep it whole for entire passes."""
@@ -378,6 +380,8 @@ class FullyShardedDataParallel(nn.Module):
     def before_forward(self, unit: ShardedUnit) -> None:
         """Make a unit whole, and start gathering those that ran after it last time."""
         use = self._forward.use(unit, again=_in_backward())
+        if unit.sharded:
+            self._check_first_order(unit.name)
         unit.running.append(use)
         if not _in_backward():
             # A module in the model may be called without the model.
@@ -390,6 +394,15 @@ class FullyShardedDataParallel(nn.Module):
         if not _in_backward() and self._previous_order[ran - 1 : ran] == [unit]:
             for following in self._previous_order[ran : ran + self.prefetch]:
                 following.start_gathering()
+
+    def _check_first_order(self, name: str) -> None:
+        """Raise RuntimeError if in the first forward pass this rank runs another unit than the others: gloo would end
+        the process where their sizes differ."""
+        if not self._previous_order and not _in_backward():
+            try:
+                check_same_everywhere("order", name, self._device, self.group)
+            except RuntimeError as error:
+                raise RuntimeError(_OTHER_ORDER) from error
 
     def after_forward(self, unit: ShardedUnit, outputs: Any) -> None:
         """Watch for a unit's backward pass, and free the unit, unless that comes next. Raises RuntimeError: no tensors
@@ -904,7 +917,7 @@ _COPY = (
 _OTHER_ORDER = (
     "the ranks ran the model's units in different orders, or other units, so that they exchanged parts of different "
     "parameters: all ranks must call the same blocks in the same order, and differentiate them, in equally many "
-    "passes; BucketedDataParallel takes any"
+    "passes; BucketedDataParallel takes any, and full sharding takes experts inside a block that is in a ModuleList"
 )
 _NO_OUTPUTS = (
     "{unit} returns {kind}, in which no tensor is found, so that its backward pass would go unseen: return tensors, "

@@ -187,6 +187,8 @@ def misused(wrapper: str, way: str) -> str:
     module.forward = lambda x, order=(0, 1): functools.reduce(lambda x, place: module[place](x), order, x)
     if way == "another head":
         module.forward = lambda x, order: [module[0](x), module[1](x)][dist.get_rank()]
+    if way == "order":  # of other sizes, at which gloo would end the process
+        module[1].another = nn.Parameter(torch.ones(9, 9, device=device()))
     if way == "format":
         module[1].image = nn.Parameter(torch.ones(2, 2, 2, 2, device=device()))
     if way == "former":

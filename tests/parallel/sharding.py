@@ -63,6 +63,9 @@ def bytes_of_a_step() -> dict[str, float]:
         )
         # One byte per weight says which ranks used it, and eight the order of units.
         sent[way] -= (8 + len(weights)) * traffic_factor("all_reduce", ranks)
+        if way != "sharded optimizer":  # in the first pass ranks compare each unit, and the end
+            units = sum(bool(unit.sharded) for unit in model.units)
+            sent[way] -= 8 * ranks * (units + 1) * traffic_factor("all_gather", ranks)
     return sent
 
 
