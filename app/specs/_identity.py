@@ -31,8 +31,8 @@ class Case:
 
     @property
     def coordinates(self) -> dict[str, Scalar]:
-        """Return labels and identity, which a measurement's row shows of its case."""
-        return {**self.labels, **self.identity}
+        """Return labels and identity, which a measurement's row shows of its case; of one name, the label."""
+        return {**self.labels, **self.identity, **self.labels}
 
     @functools.cached_property
     def key(self) -> str:

@@ -206,12 +206,6 @@ class DdpSpec(TrainingSpec):
             return self.strategy in FULLY_SHARDED and self.precision in IN_BF16
         return self.cast_before_communication
 
-    @classmethod
-    def displayed(cls, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Leave out the strategy of a step of one's own, which is none of ours."""
-        own = coordinates.get("step_code.function") is not None
-        return super().displayed({**coordinates, "strategy": None} if own else coordinates)
-
     def resources(self) -> Resources:
         device_type: Literal["cuda", "cpu"] = "cuda" if self.backend == "nccl" else "cpu"
         return Resources(device_type=device_type, devices=self.world_size // self.nodes, nodes=self.nodes)
@@ -238,4 +232,5 @@ class DdpSpec(TrainingSpec):
             identity["cast_before_communication"] = self.casts
         if self.mode != "train_step" or self.step_code is not None:
             identity["sharded_optimizer"] = None
-        return identity, labels
+        # A step of one's own has none of our strategies; keys have it since release 0.1.0.
+        return identity, labels if self.step_code is None else {**labels, "strategy": None}

@@ -423,7 +423,9 @@ def test_what_does_not_go_with_a_step_of_ones_own_is_refused(kind: str, fields: 
 def test_a_step_of_ones_own_needs_no_strategy_of_ddp() -> None:
     spec = validated({"kind": "ddp", "step_code": CODE})
     assert spec.model_dump()["strategy"] == "none"
-    assert spec.summary()["strategy"] is None, "it averages gradients itself"
+    case = spec.case()
+    assert spec.summary()["strategy"] is case.coordinates["strategy"] is None, "it averages gradients itself"
+    assert case.identity["strategy"] == "none", "as in keys of earlier results"
     assert validated(spec.model_dump(mode="json")) == spec
 
 
