@@ -26,6 +26,7 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 import signal
 import sys
@@ -61,7 +62,7 @@ END_S = 10.0
 """Seconds that killed ranks may take to end."""
 CAUSE_S = 0.3
 """Seconds after a failure in which to wait for an earlier failure of another rank, its cause."""
-LOG_TAIL_BYTES = 4000
+LOG_TAIL_BYTES = 8000
 MAX_ERROR = 4000
 """Most characters of a rank's error."""
 REQUEST, LOG = "PARALLEL_RANK_REQUEST", "PARALLEL_RANK_LOG"
@@ -479,8 +480,10 @@ class _Ranks:
                 del self._open[index]
                 if index not in self.results and index not in self._raised:
                     # Only a rank's death closes its connection without a message: it is the cause of other errors.
-                    error = RanksFailed(index, f"died after step {self._steps[index]}", **self._log_of(index))
-                    self._failures.append(((0.0, index), error))
+                    log = self._log_of(index)
+                    said = "".join(re.findall(r"^  what\(\):  (.+)$", log["log"], re.MULTILINE)[-1:])  # as gloo aborts
+                    reason = f"died after step {self._steps[index]}{said and f': {said}'}"
+                    self._failures.append(((0.0, index), RanksFailed(index, reason, **log)))
             else:
                 # Clocks of other hosts begin at other times.
                 self._handle(index, kind, at if index in self._pids else now_s(), content)

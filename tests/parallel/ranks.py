@@ -34,7 +34,7 @@ def fail(rank: Rank, how: str, culprit: int, folder: str) -> None:
     if rank.index == culprit:
         while len(list(Path(folder).glob("stepped-*"))) < rank.world_size:
             time.sleep(0.01)
-        print("the last words of the culprit", flush=True)
+        print("the last words of the culprit", "  what():  of C++" if how == "crash" else "", sep="\n", flush=True)
         if how == "raise":
             raise ArithmeticError("made to fail")
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGSEGV}[how])

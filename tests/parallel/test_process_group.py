@@ -144,7 +144,7 @@ def test_ranks_inherit_the_environment_and_return_plain_data(light, tmp_path, mo
     [
         ("raise", "raised ArithmeticError: made to fail", "in fail\n"),
         ("kill", "died after step 1", "the last words of the culprit"),
-        ("crash", "died after step 1", "Fatal Python error: Segmentation fault"),
+        ("crash", "died after step 1: of C", "Fatal Python error: Segmentation fault"),
     ],
 )
 def test_one_ranks_failure_ends_all_and_is_reported(light, tmp_path, pids, how, reason, words) -> None:
