@@ -247,22 +247,26 @@ def one_process(
     step, finish = trained.step, trained.step.phases.get(SYNCHRONIZATION)
     start = {name: one.detach().to(keeper, copy=True) for name, one in full_parameters(trained).items()}
     changes: dict[str, float] = {}
-    buffers = [copy.deepcopy([module._buffers for module in trained.model.modules()]) for _ in range(ranks)]
+    modules = [*trained.model.modules()]
+    states = [copy.deepcopy([state_of(module) for module in modules]) for _ in range(ranks)]
     for number in range(TRAINED_STEPS + 1):
         step.prepare()
         for rank in range(ranks):
             if rank > 0:
                 step.inputs, step.targets = batches[rank].next()
-            # Each rank draws anew in each step, such as for dropout, and has buffers of its own.
+            # Each rank draws anew in each step, such as for dropout, and has a state of its own.
             seed_everything(spec.seed + number)
-            for module, own in zip(trained.model.modules(), buffers[rank], strict=True):
-                module._buffers = own
+            for module, own in zip(modules, states[rank], strict=True):
+                for name in state_of(module):
+                    del vars(module)[name]
+                vars(module).update(own)
             for index in range(step.micro_batches):
                 step.forward_micro_batch(index)
                 step.backward()
                 if finish is not None:
                     finish()
                 yield True
+            states[rank] = [state_of(module) for module in modules]
         divide_gradients(trained.wrapped, ranks)
         if number < TRAINED_STEPS and isinstance(step, TrainStep):
             step.optimize()
@@ -278,6 +282,12 @@ def one_process(
     small = small_gradients(gradients)
     if judged := {name: error for name, error in changes.items() if name not in small}:
         found["parameter_error"], found["parameter"] = largest_error(judged)
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Return what a module may change in its forward pass: buffers, and attributes that are numbers or generators."""
+    kept = (int, float, str, type(None), torch.Generator)
+    return {name: value for name, value in vars(module).items() if name == "_buffers" or isinstance(value, kept)}
 
 
 @torch.no_grad()
@@ -312,7 +322,12 @@ def smallest_judged(gradients: Mapping[str, Tensor]) -> float:
 
 def norm(tensor: Tensor) -> float:
     """Return the L2 norm, summed in float64."""
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
+    return float(torch.linalg.vector_norm(in_real(tensor.detach()), dtype=torch.float64))
+
+
+def in_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as one of real numbers."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def relative_error(shared: Tensor | None, alone: Tensor, start: Tensor | None = None, *, least: float = 0.0) -> float:
@@ -320,12 +335,12 @@ def relative_error(shared: Tensor | None, alone: Tensor, start: Tensor | None = 
 
     Infinite if `shared` is missing or not finite, nan if `alone` is not finite.
     """
-    expected = alone.detach().double()
+    expected = in_real(alone.detach()).double()
     if shared is None:
         return math.inf
-    difference = norm(shared.to(alone.device).double() - expected)
+    difference = norm(in_real(shared.to(alone.device)).double() - expected)
     if start is not None:
-        expected = expected - start.to(alone.device).double()
+        expected = expected - in_real(start.to(alone.device)).double()
     size = norm(expected)
     if not math.isfinite(size):
         return math.nan

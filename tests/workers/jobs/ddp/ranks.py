@@ -66,12 +66,14 @@ class WithNorms(nn.Module):
 
 
 class WithState(WithNorms):
-    """A model that draws what it drops, and computes with what it has seen, in buffers of which it makes one later; it
-    has a parameter that it does not use."""
+    """A model that draws what it drops, also from a generator of its own, and computes with what it has seen, in
+    buffers of which it makes one later, and a number of passes; it has a complex parameter, and one without use."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unused = nn.Parameter(torch.ones(3))
+        self.phases = nn.Parameter(torch.ones(61, dtype=torch.complex64))
+        self.passes, self.drawn = 1, torch.Generator().manual_seed(1)
         self.head = nn.Sequential(nn.Dropout(0.5), self.head)
         self.register_buffer("seen", torch.zeros(61))
         self.register_buffer("table", None)
@@ -81,7 +83,9 @@ class WithState(WithNorms):
         with torch.no_grad():
             self.seen.lerp_(logits.mean((0, 1)), 0.5)
         self.table = torch.ones(61) if self.table is None else self.table
-        return logits * (self.table + self.seen)
+        self.passes += 1
+        drawn = torch.rand(61, generator=self.drawn)
+        return logits * (self.table + self.seen + drawn * self.passes) * (self.phases + 1j).abs()
 
 
 class Kept:

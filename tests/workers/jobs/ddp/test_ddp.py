@@ -61,6 +61,7 @@ from workers.jobs.ddp.values import (
     add_values,
     check_communicates,
     check_host,
+    check_parity,
     metrics,
     precisions_of_ranks,
     tolerance,
@@ -937,3 +938,7 @@ def test_errors_that_are_no_numbers() -> None:
         assert relative_error(wrong, one) == float("inf")
     assert (relative_error(one, zero), relative_error(zero, zero)) == (float("inf"), 0.0)
     assert largest_error({"a": 0.5, "b": float("nan"), "c": float("inf")})[1] == "b"
+    unknown = {"gradient_error": float("nan"), "parameter_error": None, "why_not": None}
+    for precision, ok in (("fp32", False), ("fp16", True)):  # whose scale is yet to be found
+        spec = parsed(strategy="flat", precision=precision)
+        assert check_parity(Values(metrics(spec)), spec, unknown).ok == ok
