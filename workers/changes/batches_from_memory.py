@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import pin_memory
 
 from workers.changes._base import LOADER_ANEW, Change, Look, own_only, replaced
 from workers.outcome import Unsupported
@@ -47,9 +48,10 @@ def _from_memory(device: torch.device) -> AbstractContextManager[None]:
 
     def iterate(self: Any) -> Iterator[Any]:
         if self not in kept:
+            kept[self] = list(itertools.islice(plain(self), KEPT))
             # Pinned, as the cure's are: else the copies would take longer than with it.
-            with replaced(self, "pin_memory", self.pin_memory or device.type == "cuda"):
-                kept[self] = list(itertools.islice(plain(self), KEPT))
+            if device.type == "cuda" and not any(getattr(one, "is_cuda", False) for one in tree_leaves(kept[self])):
+                kept[self] = pin_memory.pin_memory(kept[self])
             if len({*map(_shapes, kept[self])}) > 1:
                 raise Unsupported("batches of its loader differ in shape: the first ones are not like the others")
         return map(_again, itertools.islice(itertools.cycle(kept[self]), _length(self)))

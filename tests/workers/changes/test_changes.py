@@ -247,14 +247,12 @@ def test_what_asks_for_float64_gets_float32(make: Callable[[torch.Tensor], torch
     assert make(x).dtype == torch.float64, "nothing is left behind"
 
 
-def test_batches_from_memory_are_pinned_for_a_gpu_as_those_of_the_cure_are() -> None:
-    pinned: list[bool] = []
-    with load("batches_from_memory").before(torch.device("cuda")) as _, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DataLoader, "_get_iterator", lambda self: pinned.append(self.pin_memory) or iter([1, 2]))
-        loader = DataLoader(Numbers())
-        assert list(itertools.islice(loader, 2)) == [1, 2]
-    assert pinned == [True]
-    assert not loader.pin_memory, "only while they are made"
+def test_batches_from_memory_are_pinned_for_a_gpu_as_those_of_the_cure_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.pin_memory.pin_memory", lambda batches: [-one for one in batches])
+    with load("batches_from_memory").before(torch.device("cuda")):
+        assert next(iter(DataLoader([1.0, 2.0]))).item() == -1  # type: ignore[arg-type]
+        loader = DataLoader([Number(), Number()], batch_size=None)  # type: ignore[arg-type]
+        assert next(iter(loader)).is_cuda, "what is on the GPU cannot be pinned"
 
 
 def test_batches_from_memory_are_made_once_for_a_loader_and_end_where_its_own_end() -> None:
