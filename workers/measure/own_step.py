@@ -158,7 +158,7 @@ class OwnStep:
 
         def versions() -> list[int]:
             groups = [(one, group["params"]) for one in self.optimizers for group in one.param_groups]
-            return [_written(one, parameters[0]) for one, parameters in groups if parameters]
+            return [_written(one, _first_updated(one, parameters)) for one, parameters in groups if parameters]
 
         @contextmanager
         def noted() -> Iterator[None]:
@@ -396,6 +396,13 @@ class OwnStep:
             # A step that begins a loader anew has read it, and nothing is left of that.
             self.loaders = [one._num_workers for one in readers] or self.loaders or [one.num_workers for one in loaders]
         self.scaler = next((one for one in self._made[torch.amp.GradScaler].values() if one.is_enabled()), None)
+
+
+def _first_updated(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the first of a group's parameters that has a state or, where none has, that is trained."""
+    state = optimizer.state if isinstance(optimizer.state, Mapping) else {}
+    known = (one for one in parameters if state and one in state)
+    return next(known, next((one for one in parameters if one.requires_grad), parameters[0]))
 
 
 def _written(optimizer: Optimizer, parameter: torch.Tensor) -> int:

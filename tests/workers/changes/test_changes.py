@@ -364,12 +364,13 @@ def test_the_answers_of_a_gradient_scaler_are_not_given_again(enabled: bool) -> 
     assert (reason is not None and "GradScaler" in reason) == enabled
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_step_that_updates_now_and_then_is_no_graph(every: int) -> None:
+@pytest.mark.parametrize(("every", "trained"), [(1, True), (3, True), (3, False)])
+def test_a_step_that_updates_now_and_then_is_no_graph(every: int, trained: bool) -> None:
     own = OwnStep()
 
     def make() -> Callable[[], object]:
         model, number = nn.Linear(8, 8), itertools.count(1)
+        model.weight.requires_grad_(trained)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
         def one() -> None:
