@@ -51,7 +51,7 @@ def _from_memory(device: torch.device) -> AbstractContextManager[None]:
             kept[self] = list(itertools.islice(plain(self), KEPT))
             # Pinned, as the cure's are: else the copies would take longer than with it.
             if device.type == "cuda" and not any(getattr(one, "is_cuda", False) for one in tree_leaves(kept[self])):
-                kept[self] = pin_memory.pin_memory(kept[self])
+                kept[self] = pin_memory.pin_memory(kept[self])  # type: ignore[no-untyped-call]
             if len({*map(_shapes, kept[self])}) > 1:
                 raise Unsupported("batches of its loader differ in shape: the first ones are not like the others")
         return map(_again, itertools.islice(itertools.cycle(kept[self]), _length(self)))
