@@ -16,9 +16,9 @@ METRIC_COLUMNS = (
     Column("metric", "string"),
     Column("unit", "string"),
     Column("better", "string", in_text=False),
-    Column("baseline", "number"),
-    Column("candidate", "number"),
-    Column("change", "number"),
+    Column("baseline", "number", mixed=True),
+    Column("candidate", "number", mixed=True),
+    Column("change", "number", mixed=True),
     Column("ratio", "number"),
     Column("ratio_low", "number"),
     Column("ratio_high", "number"),
@@ -104,4 +104,8 @@ def _shown_columns(judged: Sequence[findings.Row]) -> list[Column]:
         **{f"{side}_outcome": failed for side in SIDES},
         **{f"{side}_validity": doubtful for side in SIDES},
     }
-    return [replace(column, in_text=shown.get(column.name, column.in_text)) for column in METRIC_COLUMNS]
+    several = len({row.unit for row in judged}) > 1
+    return [
+        replace(column, in_text=shown.get(column.name, column.in_text), mixed=column.mixed and several)
+        for column in METRIC_COLUMNS
+    ]

@@ -28,7 +28,8 @@ def column_texts(values: Sequence[Any], column: Column) -> list[str]:
     if column.role == "metric":
         decimals = _common(values, column.unit)
         return [cell_text(value, column.unit, decimals) for value in values]
-    decimals = _common([Cell(value, None, None, "ok") for value in values if isinstance(value, float)], column.unit)
+    numbers = [Cell(value, None, None, "ok") for value in values if isinstance(value, float) and not column.mixed]
+    decimals = _common(numbers, column.unit)
     return [_text(value, column, decimals) for value in values]
 
 

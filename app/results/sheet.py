@@ -89,6 +89,8 @@ class Column:
     """The text that distinguishes a column from the others of its group."""
     literal: Sequence[str] = ()
     """Those parts of its name that a reader chose: they stand in all formats as they are, without a unit."""
+    mixed: bool = False
+    """True if each row has a unit of its own, so that the numbers have no decimals in common."""
     links: bool = False
     """True if its cells are ids of jobs, which HTML links to their pages."""
 

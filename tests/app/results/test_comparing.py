@@ -110,6 +110,19 @@ class TestMetrics:
         assert "; the candidate is suspect." in text
         assert "is suspect; its verdict says why" in text
 
+    def test_numbers_in_several_units_have_no_decimals_in_common(self, database: Database, measure: Measure) -> None:
+        jobs = [
+            measure(
+                ("step_ms", {"median": 12.02 * factor}),
+                ("peak_memory_mib", {"median": 192.0, "unit": "MiB"}),
+                ("tokens_per_s", {"median": 10653.5 / factor, "unit": "tokens/s"}),
+            )
+            for factor in (1, 2)
+        ]
+        text = " ".join(render(compare(database, *jobs), "markdown").split())
+        assert "| step_ms | ms | 12.02 | 24.04 |" in text
+        assert "| peak_memory_mib | MiB | 192 | 192 | 0 |" in text
+
     def test_jobs_compared_with_themselves_say_so(self, database: Database, measure: Measure) -> None:
         jobs = [measure(("step_ms", {})) for _ in range(2)]
         sentence = "both sides are the same 2 jobs, so there is nothing to compare"
