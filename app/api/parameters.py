@@ -114,9 +114,12 @@ Label = Annotated[Text, documented(r"^[^:=\u0000]+[:=][^\u0000]*$"), AfterValida
 Moment = Annotated[Text, AfterValidator(_moment)]
 """A time as people write it: 7d, 2026-03-01, 2026-03-01T14:00:00Z; the validator turns it into a datetime."""
 Coordinate = Annotated[
-    Text, documented(r"^[^=\u0000]*[^=\s\u0000][^=\u0000]*=[^\u0000]*$"), AfterValidator(_coordinate)
+    str,
+    Field(max_length=2000, pattern=r"^[^\u0000]*$"),
+    documented(r"^[^=\u0000]*[^=\s\u0000][^=\u0000]*=[^\u0000]*$"),
+    AfterValidator(_coordinate),
 ]
-"""coordinate=value; the validator turns it into a pair."""
+"""coordinate=value, such as the whole name of a kernel; the validator turns it into a pair."""
 EACH_ONCE = AfterValidator(_each_once)
 """For a list of such pairs, of which no two have one name."""
 Limit = Annotated[int, Field(ge=1, le=500)]

@@ -88,6 +88,7 @@ def test_a_column_may_be_named_as_a_path_of_the_grid(fresh_site: Any, swept: str
         ("/kernels?columns=nose", 422, "There is no column 'nose'"),
         ("/kernels?attempt=1", 422, "'attempt'"),
         ("/kernels?where=phase=forward", 422, "These results have no column 'phase'; there is job, "),
+        (f"/kernels?where=kernel={900 * 'x'}", 422, "No row has kernel=xxx"),
         ("/kernels?where=kernel=softmax", 422, "No row has kernel=softmax; there is gemm, relu."),
         ("/kernels?where=kernel", 422, "must be written coordinate=value"),
     ],
