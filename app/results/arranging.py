@@ -213,25 +213,28 @@ def chosen_rows(sheet: Sheet, where: Pairs) -> Sheet:
 def with_values(
     items: Sequence[T], values: Sequence[Mapping[str, Any]], where: Pairs, option: str = "where"
 ) -> list[T]:
-    """Return the items whose values are among those asked for, which may be patterns such as "*softmax*"; all of them
-    if there are none to choose from. Raises InvalidRequest, which names `option` and what there is, if none has them.
+    """Return the items whose values are among those asked for, which may be patterns such as "*softmax*" unless an item
+    has that very text; all of them if there are none to choose from. Raises InvalidRequest, which names `option` and
+    what there is, if none has them.
     """
+    known = {name: {text for own in values for text in spellings(own.get(name))} for name, _ in where}
     wanted: dict[str, set[str]] = {}
     for name, value in where:
-        wanted.setdefault(name, set()).add(value)
+        wanted.setdefault(name, set()).update(_meant(value, known[name]))
     chosen = [
         item
         for item, own in zip(items, values, strict=True)
-        if all(_is_wanted(own.get(name), texts) for name, texts in wanted.items())
+        if not any(texts.isdisjoint(spellings(own.get(name))) for name, texts in wanted.items())
     ]
     if not chosen and items:
         raise _no_such_row(values, where, option)
     return chosen
 
 
-def _is_wanted(value: Any, wanted: Collection[str]) -> bool:
-    patterns = [one.replace("[", "[[]") for one in wanted if "*" in one or "?" in one]  # a bracket is none
-    return any(text in wanted or any(fnmatchcase(text, one) for one in patterns) for text in spellings(value))
+def _meant(value: str, texts: Collection[str]) -> set[str]:
+    """Return the texts that a value asks for: itself or, if it is none of them, those like this pattern."""
+    pattern = value.replace("[", "[[]")  # a bracket is none
+    return {value} if value in texts else {text for text in texts if fnmatchcase(text, pattern)}
 
 
 def spellings(value: Any) -> list[str]:
@@ -247,7 +250,7 @@ def _no_such_row(rows: Sequence[Mapping[str, Any]], wanted: Pairs, option: str) 
             noun = "column" if option == "where" else "coordinate"
             detail = f"These results have no {noun} {name!r}{nearest(name, known)}"
             break
-        if not any(_is_wanted(row.get(name), {value}) for row in rows):
+        if not _meant(value, {text for row in rows for text in spellings(row.get(name))}):
             values = list(dict.fromkeys(value_text(row.get(name)) for row in rows))
             detail = f"No row has {name}={value}; there is {', '.join(values[:20])}{'…' if len(values) > 20 else ''}."
             break

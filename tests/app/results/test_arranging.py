@@ -97,6 +97,12 @@ def test_a_bracket_in_a_pattern_is_a_bracket(database: Database, measure: Measur
     assert table(database, where=[("shape", "[4, *]")]).column("shape") == ["[4, 128]"]
 
 
+def test_a_text_with_a_star_is_no_pattern_where_a_row_has_it(database: Database, measure: Measure) -> None:
+    for name in ("f(float*)", "f(float*, float*)"):
+        measure(("step_ms", {"case": {"name": name}}))
+    assert table(database, where=[("name", "f(float*)")]).column("name") == ["f(float*)"]
+
+
 class TestFieldsOfSweeps:
     """A swept field's own name stands for the coordinate that shows it."""
 
