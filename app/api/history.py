@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field, model_validator
@@ -12,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from app import results
 from app.api.parameters import Coordinate, Id, Json, StrictQuery, Text
-from app.api.services import CurrentServices
+from app.api.services import CurrentServices, slow
 from app.results import History
 from app.results.history import MAX_POINTS
 
@@ -50,13 +49,10 @@ class HistoryQuery(StrictQuery):
 
 
 @router.get("", responses={200: {"model": History}}, summary="A metric of a case over time")
-async def get_history(services: CurrentServices, query: Annotated[HistoryQuery, Query()]) -> Response:
+@slow
+def get_history(services: CurrentServices, query: Annotated[HistoryQuery, Query()]) -> Response:
     """Returns the median of the metric in each job that measured the case, with its interval, in the order in which the
     jobs finished. `version` is the code that ran: the hash of uploaded code, or the commit of the worker's checkout.
 
     404 if nothing has measured it, 422 with the cases' keys if several match."""
-
-    def make() -> Response:
-        return Json(results.history(services.database, query.choice, query.metric, query.device, query.limit))
-
-    return await run_sync(make, limiter=services.tables)
+    return Json(results.history(services.database, query.choice, query.metric, query.device, query.limit))

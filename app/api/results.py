@@ -1,6 +1,5 @@
 """/jobs/{id}/…: a job's log, measurements, tables, units, artifacts and attempts."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from pydantic import Field
 from app import results
 from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
-from app.api.services import CurrentServices, Services
+from app.api.services import CurrentServices, slow
 from app.api.streaming import sent
 from app.api.tables import TextQuery, in_every_format, split, written
 from app.store.reading.queries import MAX_MEASUREMENTS
@@ -108,21 +107,13 @@ def list_job_tables(services: CurrentServices, job_id: JobId, query: Annotated[A
 
 
 @router.get("/tables/{name:path}", responses={200: in_every_format(Measurements)}, summary="One of a job's own tables")
-async def get_job_table(
+@slow
+def get_job_table(
     services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
     """Returns the rows of all units, with a column `unit_index`; only JSON has `next`."""
-
-    def read(excerpt: results.Excerpt) -> results.Sheet:
-        return results.result_table(services.database, job_id, name, excerpt)
-
-    return await answer_table(services, query, read)
-
-
-async def answer_table(
-    services: Services, query: RowsQuery, read: Callable[[results.Excerpt], results.Sheet]
-) -> Response:
-    return await run_sync(lambda: written(query.styled(read(query.excerpt())), query.format), limiter=services.tables)
+    sheet = results.result_table(services.database, job_id, name, query.excerpt())
+    return written(query.styled(sheet), query.format)
 
 
 @router.get("/attempts", responses={200: {"model": Page[Attempt]}}, dependencies=[NO_QUERY], summary="A job's attempts")

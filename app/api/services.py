@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Annotated, Any, TypeVar
 
 from anyio import CapacityLimiter, move_on_after
 from anyio.to_thread import current_default_thread_limiter, run_sync
 from fastapi import Depends, Request
+from fastapi.responses import Response
 
 from app.api.changes import Changes
 from app.api.guard import Guard
@@ -208,6 +209,16 @@ async def current(request: Request) -> Services:
     """Return the running application's services."""
     services: Services = request.app.state.services
     return services
+
+
+def slow(route: Callable[..., Response]) -> Callable[..., Awaitable[Response]]:
+    """Run a route that computes for long in a thread of its own kind, of which there are TABLES_AT_ONCE."""
+
+    @wraps(route)
+    async def answer(services: Services, **values: Any) -> Response:
+        return await run_sync(partial(route, services=services, **values), limiter=services.tables)
+
+    return answer
 
 
 CurrentServices = Annotated[Services, Depends(current)]

@@ -30,11 +30,11 @@ from app.api.parameters import (
     idempotency,
 )
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
-from app.api.results import MAX_ROWS, RowsQuery, answer_table
+from app.api.results import MAX_ROWS, RowsQuery
 from app.api.schemas import DryRun, Page, Sweep, SweepTable
-from app.api.services import CurrentServices, Services
+from app.api.services import CurrentServices, Services, slow
 from app.api.specs import known_names, unknown_names
-from app.api.tables import in_every_format
+from app.api.tables import in_every_format, written
 from app.errors import FieldError, InvalidRequest, did_you_mean
 from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location, field_error, without_effect
@@ -277,16 +277,14 @@ class SweepTableQuery(RowsQuery):
     responses={200: in_every_format(SweepTable)},
     summary="One of the own tables of a sweep's jobs",
 )
-async def get_sweep_table(
+@slow
+def get_sweep_table(
     services: CurrentServices, sweep_id: SweepId, name: str, query: Annotated[SweepTableQuery, Query()]
 ) -> Response:
     """Returns the rows of the last attempt of all finished jobs of the sweep, each with its job and its values of the
     grid: the kernels of profiles, or the largest allocations, in one table."""
-
-    def read(excerpt: results.Excerpt) -> results.Sheet:
-        return results.sweep_table(services.database, services.reading.sweep(sweep_id), name, excerpt)
-
-    return await answer_table(services, query, read)
+    sheet = results.sweep_table(services.database, services.reading.sweep(sweep_id), name, query.excerpt())
+    return written(query.styled(sheet), query.format)
 
 
 @router.post(

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, Field
@@ -12,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from app import results
 from app.api.parameters import EACH_ONCE, Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text, documented
 from app.api.schemas import Table
-from app.api.services import CurrentServices
+from app.api.services import CurrentServices, slow
 from flopwatch.table_options import DEFAULT_STATISTIC, Format, Statistic
 
 router = APIRouter(prefix="/tables", tags=["results"])
@@ -158,21 +157,18 @@ class TableQuery(ChoiceQuery, TextQuery):
 
 
 @router.get("", responses={200: in_every_format(Table)}, summary="A table of measurements")
-async def get_table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
+@slow
+def get_table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
     """Returns a table with one row per case and one column per metric; in JSON, `missing` says why cells have no
     numbers.
 
     422 if the table would have more than 200 000 measurements or 10 000 jobs: choose fewer jobs.
     """
-
-    def make() -> Response:
-        after = int(query.after or 0)
-        choice, layout = query.choice(), query.layout()
-        sheet = results.table(services.database, choice, layout, sort=query.sort, limit=query.limit, after=after)
-        links_to = str(request.base_url) if query.links else None
-        return written(query.styled(sheet), query.format, base_url=links_to)
-
-    return await run_sync(make, limiter=services.tables)
+    after = int(query.after or 0)
+    choice, layout = query.choice(), query.layout()
+    sheet = results.table(services.database, choice, layout, sort=query.sort, limit=query.limit, after=after)
+    links_to = str(request.base_url) if query.links else None
+    return written(query.styled(sheet), query.format, base_url=links_to)
 
 
 def written(sheet: results.Sheet, format_: Format, *, base_url: str | None = None) -> Response:

@@ -22,7 +22,7 @@ from pydantic import Field
 from app import results
 from app.api.parameters import NO_QUERY, Coordinate, Id, JobId, Json, StrictQuery, SweepId, Text
 from app.api.schemas import NamedPlot, Page, Picture
-from app.api.services import CurrentServices, Services
+from app.api.services import CurrentServices, Services, slow
 from app.api.tables import split
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import in_a_sentence, readable
@@ -126,13 +126,10 @@ A_PICTURE: dict[int | str, dict[str, Any]] = {200: {"model": Picture, "content":
     dependencies=[NO_QUERY],
     summary="A job's plots",
 )
-async def list_of_job(services: CurrentServices, job_id: JobId) -> Response:
+@slow
+def list_of_job(services: CurrentServices, job_id: JobId) -> Response:
     """Lists every plot that the pages have of a job, by name and title."""
-
-    def make() -> Response:
-        return _listed(plots_of_job(services, results_of(services, job_id), PictureQuery()), f"/jobs/{job_id}/plots")
-
-    return await run_sync(make, limiter=services.tables)
+    return _listed(plots_of_job(services, results_of(services, job_id), PictureQuery()), f"/jobs/{job_id}/plots")
 
 
 @router.get("/jobs/{job_id}/plots/{name}", operation_id="get_job_plot", responses=A_PICTURE, summary="A plot of a job")
@@ -158,14 +155,11 @@ async def of_job(
     dependencies=[NO_QUERY],
     summary="A sweep's plots",
 )
-async def list_of_sweep(services: CurrentServices, sweep_id: SweepId) -> Response:
+@slow
+def list_of_sweep(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Lists the plots of a sweep."""
-
-    def make() -> Response:
-        services.reading.sweep(sweep_id)
-        return _listed(drawn_panel(services, PictureQuery().of(sweep=sweep_id)), f"/sweeps/{sweep_id}/plots")
-
-    return await run_sync(make, limiter=services.tables)
+    services.reading.sweep(sweep_id)
+    return _listed(drawn_panel(services, PictureQuery().of(sweep=sweep_id)), f"/sweeps/{sweep_id}/plots")
 
 
 @router.get(

@@ -6,12 +6,11 @@
 
 from typing import Annotated
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from app.api.parameters import NO_QUERY, JobId, Json
-from app.api.services import CurrentServices, Services
+from app.api.services import CurrentServices, Services, slow
 from app.errors import NotFound
 from app.web.explorer import View, table_page
 from app.web.live import REVALIDATED, page_tag, unchanged
@@ -28,40 +27,31 @@ def results_of(services: Services, job_id: int) -> JobResults:
 
 
 @router.get("/panels", dependencies=[NO_QUERY])
-async def panels(request: Request, services: CurrentServices, job_id: JobId) -> Response:
-    def answer() -> Response:
-        results = results_of(services, job_id)
-        perfetto = services.settings.perfetto_url
-        return render(request, "panels.html", job=results.job, panels=panels_of(results), perfetto=perfetto)
-
-    return await run_sync(answer, limiter=services.tables)
+@slow
+def panels(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    results = results_of(services, job_id)
+    perfetto = services.settings.perfetto_url
+    return render(request, "panels.html", job=results.job, panels=panels_of(results), perfetto=perfetto)
 
 
 @router.get("/plots/{name}", dependencies=[NO_QUERY])
-async def plot(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
+@slow
+def plot(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
     """Return the JSON of a plot, or 304 while the job has not changed."""
-
-    def answer() -> Response:
-        tag = page_tag(services.reading.job_page_version(job_id))
-        if tag.is_known_to(request):
-            return unchanged(tag)
-        shown = [drawn for panel in panels_of(results_of(services, job_id)) for drawn in (panel, *panel.more)]
-        plots = {panel.name: panel.figure for panel in shown if panel.draw is not None}
-        if name not in plots:
-            raise NotFound(f"Job {job_id} has no plot {name!r}; it has: {', '.join(plots) or 'none'}.")
-        response = Json(plots[name]())
-        response.headers.update({"ETag": str(tag), **REVALIDATED})
-        return response
-
-    return await run_sync(answer, limiter=services.tables)
+    tag = page_tag(services.reading.job_page_version(job_id))
+    if tag.is_known_to(request):
+        return unchanged(tag)
+    shown = [drawn for panel in panels_of(results_of(services, job_id)) for drawn in (panel, *panel.more)]
+    plots = {panel.name: panel.figure for panel in shown if panel.draw is not None}
+    if name not in plots:
+        raise NotFound(f"Job {job_id} has no plot {name!r}; it has: {', '.join(plots) or 'none'}.")
+    response = Json(plots[name]())
+    response.headers.update({"ETag": str(tag), **REVALIDATED})
+    return response
 
 
 @router.get("/explore")
-async def explore(
-    request: Request, services: CurrentServices, job_id: JobId, view: Annotated[View, Query()]
-) -> Response:
-    def answer() -> Response:
-        results = results_of(services, job_id)
-        return render(request, "explore.html", job=results.job, table=table_page(services.database, results, view))
-
-    return await run_sync(answer, limiter=services.tables)
+@slow
+def explore(request: Request, services: CurrentServices, job_id: JobId, view: Annotated[View, Query()]) -> Response:
+    results = results_of(services, job_id)
+    return render(request, "explore.html", job=results.job, table=table_page(services.database, results, view))
