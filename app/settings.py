@@ -88,7 +88,6 @@ def _is_a_store(place: str) -> str:
 
 
 MAX_TIMEOUT_S = 30 * 86_400.0
-"""The longest timeout of a job, in seconds."""
 
 # The environment separates them by commas or blanks.
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]

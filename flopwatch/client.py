@@ -86,7 +86,6 @@ BULK_TIMEOUT_S = 3600.0
 """Longest silence of the server while it changes thousands of jobs, in slices between which other writers get their
 turn."""
 MAX_NAME = 200
-"""Characters of a job's name."""
 ALL = 1_000_000
 """More entries than a list has."""
 FINISHED = ("succeeded", "failed", "cancelled")

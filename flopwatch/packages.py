@@ -23,7 +23,6 @@ from typing import Any
 OURS = "flopwatch"
 PACKAGES = ("app", "kernels", "migrations", "parallel", "workers")
 PUBLIC = ("kernels", "parallel")
-"""The libraries."""
 RELATIVE = ("kernels",)
 """Packages that import by relative names only."""
 HOME = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - `import flopwatch` is quicker without pathlib

@@ -21,7 +21,6 @@ _BEGIN = re.compile(r"\s*(?:- )?")
 GAP = 2
 """Spaces between columns."""
 EMPTY = ("", NOTHING)
-"""Cells without a value."""
 _HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
 SHOWN_OF_HASH = 8
 

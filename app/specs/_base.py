@@ -20,7 +20,6 @@ from app.specs._identity import Case, Scalar
 Device = Literal["auto", "cpu", "cuda"]
 Location = tuple[int | str, ...]
 MAX_CELLS = 10_000
-"""Largest number of cells of one job."""
 MAX_LISTED = 4
 """Largest number of values that the text of a list has."""
 

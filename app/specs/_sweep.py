@@ -19,9 +19,7 @@ MAX_JOBS = 10_000
 MAX_BYTES = 64 << 20
 """Largest size in bytes of a sweep's bases together, as JSON: every job has one."""
 MAX_NAME = 200
-"""Largest number of characters of a job's name."""
 MAX_PROBLEMS = 50
-"""Largest number of reported problems of one sweep."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,5 @@ def _tagged_union(handler: Any, *, plain: bool) -> CoreSchema:
 
 
 JobSpec = Annotated[SpecBase, GetPydanticSchema(lambda _source, handler: _tagged_union(handler, plain=False))]
-"""A spec of any kind."""
 PlainSpec = Annotated[SpecBase, GetPydanticSchema(lambda _source, handler: _tagged_union(handler, plain=True))]
 """A spec of any kind that contains no other specs. A model with such a field sets `defer_build=True` in its config."""

@@ -8,7 +8,6 @@ from app.specs._base import SpecBase
 from app.specs._schema import SCHEMA
 
 MAX_LABELS = 64
-"""Most labels of a job."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,6 @@ class NewJob:
     unique_key: str | None = None
     """Of the jobs with this key, at most one is queued or running."""
     submitted_by: str | None = None
-    """The user who submits it."""
     notify_url: str | None = None
     """The address that is told its end; a row of the table `webhook`."""
 

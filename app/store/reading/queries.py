@@ -56,7 +56,6 @@ MAX_PAGE_BYTES = 4 << 20
 """Largest size of specs, environments and verdicts on a page of jobs, and of grids on a page of sweeps. Jobs that do
 not fit are on the next page; a page has at least one."""
 MAX_MEASUREMENTS = 10_000
-"""Most measurements on a page."""
 MAX_EVENT_BYTES = 1 << 20
 """A page of events ends with the one that reaches this size, as JSON: hundreds of clients may hold a page each."""
 MAX_SAMPLES = 2_000_000

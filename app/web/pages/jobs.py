@@ -68,7 +68,6 @@ class Group:
 
     sweep: int | None
     name: str | None
-    """The sweep's name."""
     axes: str
     """The fields in which the sweep's jobs differ."""
     jobs: Sequence[ListedJob]

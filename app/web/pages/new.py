@@ -35,7 +35,6 @@ CHECKED_POINTS = 20
 """Number of a sweep's jobs that are validated while somebody types."""
 UNPROCESSABLE = 422
 MAX_VALUES = 10_000
-"""Largest number of values in a form."""
 
 
 class NewQuery(StrictQuery):

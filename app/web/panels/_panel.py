@@ -27,7 +27,6 @@ class Panel:
     template: str | None = None
     """A template of `html/panels`, shown below the plot, which sees the panel as `panel`."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Values for the template."""
     folded: bool = False
     """True if it is closed at first; its plot is drawn when it is opened."""
     more: Sequence[Panel] = ()

@@ -14,7 +14,6 @@ from app.store.reading.queries import Reading
 MAX_ROWS = 50_000
 """Largest number of rows that a plot reads of a table; a unit's table has no more."""
 MAX_CASES = 2000
-"""Largest number of cases of a job in its plots."""
 
 Row = Mapping[str, Scalar]
 

@@ -24,7 +24,6 @@ Place = Mapping[str, Scalar]
 MAX_METRICS = 4
 """Largest number of charts for a kind without panels of its own."""
 MAX_CHARTS = 24
-"""Largest number of charts of one metric."""
 
 
 def panels(results: JobResults) -> Iterator[Panel]:
