@@ -212,10 +212,10 @@ def check_ceiling(tflops: float, peak: float | None, ceiling: Rate | None, devic
     return Check("ceiling", False, detail, "invalid")
 
 
-def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int) -> list[Check]:
+def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int, own: bool = False) -> list[Check]:
     """Check for recompilation while measuring, and for functions that were not compiled. For compiled models only.
     `before`: counters when measuring began. `after`: counters when it ended. `warmup_steps`: steps made before it
-    began."""
+    began. `own`: whether the user's own step compiles what it chooses; what it leaves out is a note then."""
     recompiled = after.graphs - before.graphs
     detail = f"{recompiled} graphs compiled during the measured steps"
     if warmup_steps == 0:
@@ -230,9 +230,14 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
             "eager_fallback",
             not fell_back,
             f"{after.graphs} graphs, {after.frames_not_compiled} functions left to eager",
-            "invalid",
+            "note" if own else "invalid",
         ),
-        Check("graph_breaks", after.graph_breaks == 0, ": ".join(filter(None, (breaks, "; ".join(why))))),
+        Check(
+            "graph_breaks",
+            after.graph_breaks == 0,
+            ": ".join(filter(None, (breaks, "; ".join(why)))),
+            "note" if own else "suspect",
+        ),
         Check("compile_cache", True, f"{after.cache} when the model was compiled"),
     ]
 
@@ -497,9 +502,9 @@ class Monitor:
         each = ([one.sm_clock_mhz for one in readings if one.sm_clock_mhz] for readings in self._readings)
         return [median(clocks) if clocks else None for clocks in each]
 
-    def compilation_checks(self, *, warmup_steps: int) -> list[Check]:
+    def compilation_checks(self, *, warmup_steps: int, own: bool) -> list[Check]:
         """Check for compilation since the start, and for functions left uncompiled. For compiled models only."""
-        return check_compilation(self._compilation, compilation(), warmup_steps=warmup_steps)
+        return check_compilation(self._compilation, compilation(), warmup_steps=warmup_steps, own=own)
 
     def conclude(self, checks: Sequence[Check]) -> dict[str, Any]:
         """Return the verdict on these checks of the samples and on everything watched since the start."""

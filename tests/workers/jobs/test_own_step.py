@@ -199,6 +199,15 @@ def make_slower_step(device):
     return lambda: time.sleep(5e-3 * (next(calls) > 4))
 
 
+def make_compiled_step(device):
+    @torch.compile(backend="eager")
+    def twice(x):
+        torch._dynamo.graph_break()
+        return x + x
+
+    return lambda: twice(torch.ones(8, device=device))
+
+
 def make_kept_step(device):
     model = torch.nn.Linear(64, 8).to(device)
     x = torch.randn(256, 64, device=device)
@@ -331,6 +340,11 @@ def test_a_phase_of_some_steps_has_no_time_and_parameters_may_be_those_of_all_op
 @pytest.mark.parametrize("make", ["make_divided_step", "make_averages_step"])
 def test_what_optimizers_have_copies_of_is_a_parameter_and_an_average_alone(run: Run, make: str) -> None:
     assert medians(run("benchmark", make))["parameters"] == 8 * 8 + 8
+
+
+def test_a_break_in_what_a_step_compiles_is_a_note(run: Run, fresh_compiler: None) -> None:
+    check = run("benchmark", "make_compiled_step").check("graph_breaks")
+    assert (check["ok"], check["severity"]) == (False, "note")
 
 
 def test_a_step_that_runs_no_operators_has_a_profile(run: Run) -> None:

@@ -314,6 +314,7 @@ def test_compilation_in_the_measured_steps_and_eager_fallback() -> None:
     assert verdict(check_compilation(Compilation(), Compilation(), warmup_steps=1))["verdict"] == "invalid"
     partly = Compilation(graphs=1, frames_not_compiled=1)
     assert outcome(check_compilation(partly, partly, warmup_steps=1))["eager_fallback"] is False
+    assert verdict(check_compilation(partly, partly, warmup_steps=1, own=True))["verdict"] == "valid"
     broken = Compilation(graphs=2, graph_breaks=3, break_reasons=("2 × print (model.py:7, in forward)", "1 × item"))
     checks = check_compilation(broken, broken, warmup_steps=1)
     assert verdict(checks)["verdict"] == "suspect"

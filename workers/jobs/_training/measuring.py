@@ -205,7 +205,7 @@ def check_times(
     inner = training.step if training.graphed is None else training.graphed.step
     checks += check_gradients(getattr(inner, "without_gradient", None))
     if spec.compile or (spec.step_code is not None and compilation().graphs):
-        checks += monitor.compilation_checks(warmup_steps=times.warmup)
+        checks += monitor.compilation_checks(warmup_steps=times.warmup, own=training.own is not None)
     if device.type == "cuda":
         checks += check_phases(statistics.median(times.step), statistics.median(times.left))
     host_us = statistics.median(times.host_us) if times.host_us else None
