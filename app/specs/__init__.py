@@ -19,16 +19,8 @@ from app.specs._identity import Case, Scalar
 from app.specs._union import KINDS, JobSpec
 
 __all__ = [
-    "KINDS",
-    "Case",
-    "JobSpec",
-    "Resources",
-    "Scalar",
-    "SpecBase",
-    "in_lists",
-    "spec_adapter",
-    "without_effect_in",
-]
+    "KINDS", "Case", "JobSpec", "Resources", "Scalar", "SpecBase", "in_lists", "spec_adapter", "without_effect_in",
+]  # fmt: skip
 
 
 def _walk() -> dict[str, type[SpecBase]]:
