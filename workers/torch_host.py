@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kernels.registry import Registry, RegistryError, UnknownName
-from workers.measure.errors import text_of
+from workers.measure.errors import causes_of, text_of
 from workers.measure.host_memory import bound_memory
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
 
@@ -105,7 +105,7 @@ def as_runner_error(error: BaseException) -> RunnerError | None:
     """Return the job's error for an error of torch, if its meaning is known."""
     from kernels.attention.library import NO_KERNEL
 
-    causes = list(_causes(error))
+    causes = list(causes_of(error))
     if any(NO_KERNEL in text_of(cause) for cause in causes):
         return Unsupported(f"there is no such kernel for these inputs: {text_of(error)}")
     for cause in causes:
@@ -131,12 +131,6 @@ def check_device_answers(device: torch.device) -> None:
         synchronize(device)
     except RuntimeError as error:
         raise Crashed(" ".join(str(error).split("\n")[0].split())) from error
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 @contextmanager

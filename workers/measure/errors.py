@@ -1,5 +1,7 @@
 """What users' errors say, in words. Their own code makes these words, and may fail at it."""
 
+from collections.abc import Iterator
+
 LIMIT = 4000
 """Most characters of an error's text."""
 BACKENDS = " This could be because the operator doesn't exist for this backend"
@@ -21,6 +23,15 @@ def text_of(error: BaseException) -> str:
     text = text.partition(BACKENDS)[0]
     text = text if len(text) <= LIMIT else f"{text[: LIMIT - 1]}…"
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()  # a database takes neither
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
 
 
 def with_type(error: BaseException, text: str | None = None) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from kernels.device_events import keep_peaks, reset_peaks
 from workers.measure import position
-from workers.measure.errors import NotMeasured, text_of
+from workers.measure.errors import NotMeasured, causes_of, text_of
 from workers.measure.host_memory import kib_in, trim_free_memory
 
 MIB = 2**20
@@ -32,14 +32,11 @@ class OutOfMemory(NotMeasured):
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an error, or one of its causes (compilers wrap errors), means that device or host lack memory."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    for one in causes_of(error):
+        if isinstance(one, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(error, RuntimeError) and any(message in text_of(error) for message in OUT_OF_MEMORY_MESSAGES):
+        if isinstance(one, RuntimeError) and any(message in text_of(one) for message in OUT_OF_MEMORY_MESSAGES):
             return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
     return False
 
 
@@ -59,13 +56,14 @@ def out_of_memory(where: str, error: BaseException) -> OutOfMemory:
 
 
 @contextmanager
-def translate_oom(what: str) -> Iterator[None]:
-    """Turn out-of-memory errors of the context into OutOfMemory that names `what`; other errors pass."""
+def translate_oom(what: object) -> Iterator[None]:
+    """Turn out-of-memory errors of the context into OutOfMemory that names `what`, such as a
+    `workers.measure.timing.StepPosition` at that moment; other errors pass."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise out_of_memory(what, error) from error
+            raise out_of_memory(str(what), error) from error
         raise
 
 

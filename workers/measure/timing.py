@@ -15,8 +15,7 @@ from __future__ import annotations
 import gc
 import math
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,7 +23,7 @@ import torch
 
 from kernels.clock import now_s
 from kernels.device_events import Event, synchronize
-from workers.measure.memory import is_out_of_memory, out_of_memory
+from workers.measure.memory import translate_oom
 from workers.measure.warmup import WINDOW_S, WarmUp
 
 REPORT_INTERVAL_S = 0.5
@@ -220,7 +219,7 @@ def time_steps(
         times.first_step = times.first_step or clock.last.wall_ms
         return clock.last
 
-    with translate_oom_in_step(where):
+    with translate_oom(where):
         quickest_ms = math.inf
         while not warming.over:
             quickest_ms = min(quickest_ms, wall_ms := step().wall_ms)
@@ -316,7 +315,7 @@ def time_loop(
         Milliseconds from the end of each step's predecessor to its own end.
     """
     times, where = array("d"), StepPosition()
-    with translate_oom_in_step(where):
+    with translate_oom(where):
         while len(times) < measure_steps:
             for _ in range(1 + min(loop_steps, measure_steps - len(times))):
                 where.preparation_begins()
@@ -350,6 +349,9 @@ class StepPosition(Observer):
     step = 1
     """Number of the step, counted from 1."""
 
+    def __str__(self) -> str:
+        return f"{'' if self.phase == 'step' else f'{self.phase} of '}step {self.step}"
+
     def preparation_begins(self) -> None:
         self.phase = "preparation"
 
@@ -358,15 +360,3 @@ class StepPosition(Observer):
 
     def step_ends(self) -> None:
         self.step += 1
-
-
-@contextmanager
-def translate_oom_in_step(where: StepPosition) -> Iterator[None]:
-    """Turn out-of-memory errors of the context into OutOfMemory that names phase and step; other errors pass."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            of_phase = "" if where.phase == "step" else f"{where.phase} of "
-            raise out_of_memory(f"{of_phase}step {where.step}", error) from error
-        raise

@@ -13,9 +13,9 @@ from workers.jobs._training.building import STEPS
 from workers.jobs.ddp.context import RankContext
 from workers.jobs.ddp.strategies import EAGER, EAGER_SILENT, NO_COMMUNICATION, SILENT, Trained
 from workers.measure.compilation import compilation
-from workers.measure.memory import MemoryMeter
+from workers.measure.memory import MemoryMeter, translate_oom
 from workers.measure.returned import ReturnedNumbers
-from workers.measure.timing import Observer, StepPosition, make_clock, run_step, translate_oom_in_step
+from workers.measure.timing import Observer, StepPosition, make_clock, run_step
 from workers.measure.warmup import WarmUp
 
 SECONDS = 3
@@ -69,12 +69,12 @@ class StepTimer:
         step, context, graphed = self._trained.repeated, self._context, self._trained.graphed
         self.take_returned()
         self._where.preparation_begins()
-        with context.agree_on_memory(self._trained.strategy), translate_oom_in_step(self._where):
+        with context.agree_on_memory(self._trained.strategy), translate_oom(self._where):
             step.prepare()
         if context.on_gpu:
             synchronize()
         context.exchange(0.0)
-        with context.agree_on_memory(self._trained.strategy), translate_oom_in_step(self._where):
+        with context.agree_on_memory(self._trained.strategy), translate_oom(self._where):
             run_step(step.phases, self._observers)
         last = self._clock.last
         if turn is not None:

@@ -23,10 +23,10 @@ from workers.measure.allocations.recording import PREPARATION, PhaseMarks, Recor
 from workers.measure.allocations.residual import ResidualStream
 from workers.measure.check import Check
 from workers.measure.judging import WrongResult
-from workers.measure.memory import OutOfMemory
+from workers.measure.memory import OutOfMemory, translate_oom
 from workers.measure.own_step import REST
 from workers.measure.saved import SavedTensor
-from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
+from workers.measure.timing import StepPosition, run_step
 from workers.measure.validity import check_lost_gradients, check_updates
 from workers.model.steps import BackwardStep
 from workers.reporter import Reporter
@@ -181,7 +181,7 @@ def record_steps(
     recording.begin(owners(), stacks=not spec.compile)
     recorded: list[list[RecordedStretch]] = []
     noted = nullcontext(list[tuple[bool, ...]]()) if own is None else own.updates()
-    with translate_oom_in_step(where), noted as updates:
+    with translate_oom(where), noted as updates:
         for number in range(total):
             if number and number >= moments[0]:
                 gc.collect()

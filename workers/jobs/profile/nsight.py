@@ -189,8 +189,9 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
 def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
     """Run the warm-up, and then the profiled steps with the tool on."""
     from kernels.ranges import record_ranges
+    from workers.measure.memory import translate_oom
     from workers.measure.ranges import Ranges, named_layers
-    from workers.measure.timing import StepPosition, run_step, translate_oom_in_step
+    from workers.measure.timing import StepPosition, run_step
 
     # Under a tool it makes no sense to wait until times are steady.
     warmup = min_calls(spec.warmup_steps)
@@ -204,7 +205,7 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
 
     # A compiler would break its graph at the hooks that name layers.
     named = record_ranges() if spec.compile or training.own else named_layers(training.model)
-    with translate_oom_in_step(where), named:
+    with translate_oom(where), named:
         for number in range(1, warmup + 1):
             step(number, "warming up")
         ranges.counting = True
