@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from workers.torch_host import as_runner_error
 COMPILED = ("compiled", "flex")
 """Attention implementations that torch.compile makes, which takes long."""
 TOLERANCE = 3e-2
-COMPILER_S = 30.0
 OFTEN_NEWER = ("torch", "triton")
 """What an environment often has a newer version of than Flopwatch was tested with; that is no fault."""
 NEW_ENVIRONMENT = "install Flopwatch into an environment of its own: python -m venv .venv; .venv/bin/pip install …"
@@ -110,14 +108,8 @@ def _compiler() -> Iterator[Finding]:
 def _first_line(*commands: str) -> str | None:
     for command in commands:
         path = shutil.which(command.split()[0])
-        if path is not None:
-            try:
-                done = subprocess.run(
-                    [path, "--version"], capture_output=True, text=True, timeout=COMPILER_S, check=True
-                )
-            except (OSError, subprocess.SubprocessError):
-                continue
-            return next(iter(done.stdout.splitlines()), command)
+        if path is not None and (answer := tools.version_text(path)) is not None:
+            return next(iter(answer.splitlines()), command)
     return None
 
 

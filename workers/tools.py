@@ -34,7 +34,7 @@ class Tool:
 
 def find(name: str) -> Tool | None:
     """Return the tool, from PATH or else from one of its usual folders, the newest first; None if none of them runs."""
-    answers = ((path, _answer(path)) for path in _candidates(name))
+    answers = ((path, version_text(path)) for path in _candidates(name))
     return next((Tool(name, path, _version(answer)) for path, answer in answers if answer is not None), None)
 
 
@@ -43,8 +43,8 @@ def installed() -> dict[str, Tool]:
 
 
 @functools.cache
-def _answer(path: str) -> str | None:
-    """Return what the tool says of its version, None if it does not run. It is asked once in the life of a process.
+def version_text(path: str) -> str | None:
+    """Return what a program says of its version, None if it does not run. It is asked once in the life of a process.
 
     An agent that has units must start no other process: its launcher reaps all children. So the agent asks when it
     registers, before it has any.
