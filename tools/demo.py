@@ -25,8 +25,6 @@ from tools.service import Service
 COLUMNS = "forward_ms,backward_ms,optimizer_ms,step_ms"
 SETTINGS = {"FLOPWATCH_GRACE_S": "2"}  # a user who interrupts a demo does not want to wait
 SHOWN_LOG_CHARACTERS = 8000
-
-
 TABLE = """The milliseconds of one training step (step_ms) and of its three phases, by model size and context length.
 A row with † or ‡ is uncertain; its note says why, and by how much."""
 

@@ -289,11 +289,8 @@ OPERATIONS: Final[Mapping[str, type[Collective]]] = {
 
 @dataclass(frozen=True)
 class TimedCollective:
-    """One operation at one size, as it is sent to the ranks.
-
-    Attributes:
-        position: Its index among the job's cells; all reports about it contain it.
-    """
+    """One operation at one size, as it is sent to the ranks. `position`: its index among the job's cells, which all
+    reports about it contain."""
 
     position: int
     operation: str

@@ -11,8 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 Role = Literal["parameter", "module_output", "logits", "loss", "scaled_loss", "gradient"]
-
-
 OPERATORS: Mapping[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
     nn.Linear: functional.linear,
     nn.LayerNorm: lambda x, _weight: functional.layer_norm(x, x.shape[-1:]),

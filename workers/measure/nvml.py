@@ -150,15 +150,10 @@ def is_available() -> bool:
 
 
 def find_gpu(uuid: str, visible: str | None = None, library: Callable[[], Any | None] = _library) -> Gpu | None:
-    """Find the GPU or MIG instance that torch uses; return None if NVML is absent or does not know it.
-
-    Args:
-        uuid: as torch prints it, without a prefix. For an instance it is the instance's or the GPU's, depending on the
-            version of CUDA's cuDeviceGetUuid.
-        visible: CUDA_VISIBLE_DEVICES, which resolves the ambiguity: a process sees at most one instance, under this
-            name.
-        library: gives pynvml, or None.
-    """
+    """Find the GPU or MIG instance that torch uses; return None if NVML is absent or does not know it. `uuid`: as torch
+    prints it, without a prefix; for an instance it is the instance's or the GPU's, depending on the version of CUDA's
+    cuDeviceGetUuid. `visible`: CUDA_VISIBLE_DEVICES, which resolves that: a process sees at most one instance, under
+    this name. `library`: gives pynvml, or None."""
     nvml = library()
     if nvml is None:
         return None

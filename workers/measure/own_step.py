@@ -37,8 +37,6 @@ RESERVED = frozenset(
 MAX_PHASES = 20
 KINDS = ("flops", "tokens", "items")
 MADE: tuple[type, ...] = (nn.Module, Optimizer, torch.amp.GradScaler)
-
-
 OURS = frozenset(("torch", "workers", "kernels", "app", "flopwatch"))
 """Packages whose objects are no optimizers of the user's own."""
 

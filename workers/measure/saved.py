@@ -29,13 +29,9 @@ class SavedTensor:
 
 
 def saved_tensors(model: nn.Module, forward: Callable[[], Any]) -> list[SavedTensor]:
-    """Run a forward pass, and return what autograd saves in it, but for parameters. What several operations save
-    counts once, for the first; of a checkpoint, what it keeps to begin again.
-
-    Args:
-        model: Its modules' names are known.
-        forward: The pass. It keeps what it returns or its graph, so that no storage comes twice.
-    """
+    """Run a forward pass of a model, and return what autograd saves in it, but for parameters. What several operations
+    save counts once, for the first; of a checkpoint, what it keeps to begin again. `forward`: the pass, which keeps
+    what it returns or its graph, so that no storage comes twice."""
     names = {id(module): name for name, module in model.named_modules() if name}
     seen = {one.untyped_storage().data_ptr() for parameter in model.parameters() for one in parts_of(parameter)}
     found: list[SavedTensor] = []

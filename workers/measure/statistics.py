@@ -125,15 +125,12 @@ def drift(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def trend(at: Sequence[float], samples: Sequence[float]) -> tuple[float, float]:
-    """Return the relative change of samples per second, and its standard error.
+    """Return the relative change per second of samples, at least FEWEST_BLOCKS, and its standard error. `at`: the
+    moment of each sample in seconds, ascending.
 
     A line is fitted by least squares to the medians of up to BLOCKS groups of at least three successive samples (of
-    fewer, if there are fewer than 18). Its error takes into
-    account that successive deviations depend on each other, as those of an autoregressive process of first order.
-
-    Args:
-        at: The moment of each sample in seconds, ascending.
-        samples: At least FEWEST_BLOCKS of them.
+    fewer, if there are fewer than 18). Its error takes into account that successive deviations depend on each other, as
+    those of an autoregressive process of first order.
     """
     count = min(BLOCKS, max(FEWEST_BLOCKS, len(samples) // 3))
     edges = [len(samples) * block // count for block in range(count + 1)]

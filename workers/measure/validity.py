@@ -273,12 +273,8 @@ def check_gradients(missing: Sequence[str] | None) -> list[Check]:
 
 
 def check_lost_gradients(missing: Sequence[str], count: int) -> list[Check]:
-    """Name the parameters of a step's optimizers that got no gradient; no check if none is missing.
-
-    Args:
-        missing: Their names and shapes.
-        count: The number of all parameters. If none got one, the step may be meant to be without a backward pass.
-    """
+    """Name the parameters of a step's optimizers that got no gradient, by their names and shapes; no check if none is
+    missing. If none of all `count` got one, the step may be meant to be without a backward pass."""
     if not missing:
         return []
     if len(missing) == count:

@@ -59,8 +59,6 @@ LEAST_SEEN = 0.002
 """A smaller share of the whole step is a few samples of a profile."""
 EQUAL = 1e-5
 """Numbers that differ by less, relative to the largest, are equal but for rounding."""
-
-
 UNLIKE = 1.5
 """By what factor one process that tried a change must be faster to be told, or slower than was predicted to doubt
 that."""
@@ -68,8 +66,6 @@ AGAIN = "measure again on an idle host"
 MOST_APART = 0.2
 """How far an end of the median's interval, or of few processes the farthest one, may be from the median."""
 NO_TIME = "no time was left: a larger budget_s tries it"
-
-
 BOUND_FOUND = "bound"
 """The verdict of a change that removes work, and so is no cure, if the step is faster with it."""
 

@@ -32,8 +32,6 @@ TEMPORARY = CATEGORIES.index("temporary")
 ACTIVATION = CATEGORIES.index("activation")
 FORWARD = "forward"
 """The phase after which unowned living allocations are activations."""
-
-
 SPARSE = {
     torch.sparse_coo: ("_indices", "_values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
@@ -44,13 +42,8 @@ SPARSE = {
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of a storage.
-
-    Attributes:
-        category: Index into CATEGORIES.
-        name: The tensor's name; of gradients and optimizer state, the parameter's name.
-        size: Bytes of the storage.
-    """
+    """The owner of a storage of `size` bytes. `category`: index into CATEGORIES. `name`: the tensor's; of gradients and
+    optimizer state, the parameter's."""
 
     category: int
     name: str

@@ -72,13 +72,9 @@ class CudaRecording:
     def mark(
         self, phase: str, owners: Owners, *, keep: bool = False, alive: bool = False, failed: bool = False
     ) -> None:
-        """End a stretch, in which `phase` ran, and begin the next one.
-
-        Args:
-            keep: Make a snapshot of the history from the beginning up to here.
-            alive: Keep the list of the living allocations.
-            failed: The phase ran out of memory. The snapshot is of that moment if the allocator reported it.
-        """
+        """End a stretch, in which `phase` ran, and begin the next one. `keep`: make a snapshot of the history from the
+        beginning up to here. `alive`: keep the list of the living allocations. `failed`: the phase ran out of memory;
+        the snapshot is of that moment if the allocator reported it."""
         snapshot = self.at_oom if failed and self.at_oom is not None else _take()
         self.at_oom = None  # a library may have recovered from it
         counters = self._counters()

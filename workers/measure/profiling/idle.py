@@ -282,14 +282,11 @@ def sums(found: Sequence[Stretch]) -> Counter[str]:
 
 
 def unprofiled(totals: Mapping[str, float], step: float) -> dict[str, float]:
-    """Return the time of each class in a step that no profiler has slowed down, in the unit of `step`.
+    """Return the time of each class in a step that no profiler has slowed down and that takes `step`. `totals`: their
+    times in a profiled one, in the same unit.
 
     A profiler lengthens operators and launches, and neither the device's work nor plain Python: the gaps due to the
     former fill what the latter leave of the step.
-
-    Args:
-        totals: The time of each class in a profiled step.
-        step: The time of an unprofiled one.
     """
     left = max(0.0, step - sum(totals.get(cause, 0.0) for cause in WORKING))
     plain = sum(totals.get(cause, 0.0) for cause in UNSLOWED)

@@ -160,13 +160,9 @@ def states_unread() -> Iterator[None]:
 
 def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False, shapes: bool = True) -> Profile:
     """Run the work under the profiler, until the device has finished it. Raises AnotherProfiler: the work uses torch's
-    profiler itself; RuntimeError: the profiler failed.
-
-    Args:
-        on_gpu: Record a GPU's work, too.
-        python: Record Python's functions, too. That slows down the host several times.
-        shapes: Record the shapes of operators' inputs, which determine matrix products; not with `python`.
-    """
+    profiler itself; RuntimeError: the profiler failed. `on_gpu`: record a GPU's work, too. `python`: Python's
+    functions, too, which slows down the host several times. `shapes`: also the shapes of operators' inputs, which
+    determine matrix products; not with `python`."""
     if torch.autograd.profiler._is_profiler_enabled:
         raise AnotherProfiler(ANOTHER_PROFILER)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]

@@ -54,8 +54,6 @@ PRODUCTS = Column.parse(
 )
 CEILINGS = Column.parse("limit, precision, value: number, unit, source")
 SUMMARY = Column.parse("what, value: number, unit, note")
-
-
 LIMITS = {"compute-bound": "products", "memory-bound": "copies"}
 """The rows of the table `ceilings`, by what they bound."""
 TOO_LOW = (
@@ -161,13 +159,9 @@ def line_rows(uses: Sequence[Use], step_ms: float) -> Rows:
 def product_rows(
     products: Sequence[ProductUsage], phase_ms: float, rooflines: Mapping[str, Roofline | str], precision: str
 ) -> Rows:
-    """Return the rows of the table of matrix products of one phase.
-
-    Args:
-        phase_ms: The time of all work in the phase.
-        rooflines: The device's roofline in each data type that the job's precision has, or why it is unknown.
-        precision: The job's precision. Products in other data types, such as float32 in a job in bf16, get no limit.
-    """
+    """Return the rows of the table of matrix products of one phase, of which all work takes `phase_ms`. `rooflines`:
+    the device's roofline in each data type that the job's `precision` has, or why it is unknown. Products in other data
+    types, such as float32 in a job in bf16, get no limit."""
     rows: Rows = []
     for one in products[:MAX_ROWS]:
         dtype = "tf32" if (one.product.dtype, precision) == ("fp32", "tf32") else one.product.dtype
