@@ -15,11 +15,8 @@ MIB = 2**20
 MOST_CHARACTERS = 200
 """Of an allocator's message; the CPU's has 170."""
 OUT_OF_MEMORY_MESSAGES = (
-    "out of memory",
-    "can't allocate memory",
-    "not enough memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
+    *("out of memory", "can't allocate memory", "not enough memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
 )
 """Parts of the messages of RuntimeErrors that libraries raise when out of memory, instead of torch's own class."""
 
