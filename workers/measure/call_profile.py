@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity
 
 from kernels.device_events import synchronize
 from kernels.ranges import record_ranges
-from workers.measure.profiling.recording import refused_to_others
+from workers.measure.profiling.recording import MEMORY, refused_to_others
 from workers.measure.table import Column, Scalar
 
 MIB = 2**20
@@ -18,8 +18,6 @@ COLUMNS = Column.parse(
 )
 """Time on the host without and with what an operator calls, the share of the former, the same on a GPU (null without
 one), calls, and memory of the device: allocated less freed, with and without what it calls."""
-OF_THE_PROFILER = "[memory]"
-"""Name of what is freed outside of all operators."""
 
 
 def profile_call(call: Callable[[], object], device: torch.device) -> list[list[Scalar]]:
@@ -33,25 +31,21 @@ def profile_call(call: Callable[[], object], device: torch.device) -> list[list[
         if on_gpu:
             synchronize()
     del result
-    events: list[Any] = [event for event in profiler.key_averages() if event.key != OF_THE_PROFILER]
+    events: list[Any] = [event for event in profiler.key_averages() if event.key != MEMORY]
     self_us = [event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in events]
     whole = sum(self_us)
     memory = "device" if on_gpu else "cpu"
-    rows: list[tuple[float, list[Scalar]]] = [
-        (
-            own,
-            [
-                event.key,
-                1e-3 * event.self_cpu_time_total,
-                1e-3 * event.cpu_time_total,
-                100 * own / whole if whole else None,
-                1e-3 * event.self_device_time_total if on_gpu else None,
-                1e-3 * event.device_time_total if on_gpu else None,
-                event.count,
-                getattr(event, f"{memory}_memory_usage") / MIB,
-                getattr(event, f"self_{memory}_memory_usage") / MIB,
-            ],
-        )
-        for event, own in zip(events, self_us, strict=True)
+    return [
+        [
+            event.key,
+            1e-3 * event.self_cpu_time_total,
+            1e-3 * event.cpu_time_total,
+            100 * own / whole if whole else None,
+            1e-3 * event.self_device_time_total if on_gpu else None,
+            1e-3 * event.device_time_total if on_gpu else None,
+            event.count,
+            getattr(event, f"{memory}_memory_usage") / MIB,
+            getattr(event, f"self_{memory}_memory_usage") / MIB,
+        ]
+        for event, own in sorted(zip(events, self_us, strict=True), key=lambda pair: -pair[1])
     ]
-    return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
