@@ -33,7 +33,6 @@ A job that fails raises no exception in the service: its `error` is a value, a p
 
 import difflib
 import errno
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -80,7 +79,6 @@ class FlopwatchError(Exception):
     """Base of every error that the service answers with."""
 
     code: ClassVar[str] = "internal_error"
-    """Names the problem for programs: the name of the class as snake_case, unless it sets another."""
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
     headers: Mapping[str, str] = {}
@@ -93,12 +91,9 @@ class FlopwatchError(Exception):
         self.detail = detail
         self.errors = errors
 
-    def __init_subclass__(cls) -> None:
-        if "code" not in vars(cls):
-            cls.code = re.sub("(?<=.)(?=[A-Z])", "_", cls.__name__).lower()
-
 
 class InvalidRequest(FlopwatchError):
+    code = "invalid_request"
     status = 422
     title = "The request is not valid"
 
@@ -109,16 +104,19 @@ class InvalidRequest(FlopwatchError):
 
 
 class IdempotencyMismatch(InvalidRequest):
+    code = "idempotency_mismatch"
     title = "This Idempotency-Key was used with another body"
 
 
 class Unauthorized(FlopwatchError):
+    code = "unauthorized"
     status = 401
     title = "A valid API token is needed"
     headers: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="flopwatch"'}
 
 
 class InsufficientScope(FlopwatchError):
+    code = "insufficient_scope"
     status = 403
     title = "The token's scope does not allow this"
 
@@ -129,21 +127,25 @@ class InsufficientScope(FlopwatchError):
 
 
 class CrossSiteRequest(FlopwatchError):
+    code = "cross_site_request"
     status = 403
     title = "Requests that change something must come from this site"
 
 
 class NotFound(FlopwatchError):
+    code = "not_found"
     status = 404
     title = "Not found"
 
 
 class Conflict(FlopwatchError):
+    code = "conflict"
     status = 409
     title = "The state does not allow this"
 
 
 class KeyTaken(Conflict):
+    code = "key_taken"
     title = "Another job with this unique_key is queued or running"
 
     def __init__(self, unique_key: str, job_id: int, state: str) -> None:
@@ -153,6 +155,7 @@ class KeyTaken(Conflict):
 
 
 class InBaseline(Conflict):
+    code = "in_baseline"
     title = "A baseline needs this job"
 
     def __init__(self, job_id: int, baselines: Mapping[str, str | None]) -> None:
@@ -164,10 +167,12 @@ class InBaseline(Conflict):
 
 
 class LeaseLost(Conflict):
+    code = "lease_lost"
     title = "This worker no longer owns the attempt"
 
 
 class Gone(FlopwatchError):
+    code = "gone"
     status = 410
     title = "It was deleted"
 
@@ -177,6 +182,7 @@ class Gone(FlopwatchError):
 
 
 class BodyTooLarge(FlopwatchError):
+    code = "body_too_large"
     status = 413
     title = "The request body is too large"
     # Without this the server would read and discard whatever the client continues to send.
@@ -184,16 +190,19 @@ class BodyTooLarge(FlopwatchError):
 
 
 class UnsupportedMediaType(FlopwatchError):
+    code = "unsupported_media_type"
     status = 415
     title = "The body has another content type than the route takes"
 
 
 class MisdirectedRequest(FlopwatchError):
+    code = "misdirected_request"
     status = 421
     title = "This host is none of the server's"
 
 
 class TooManyRequests(FlopwatchError):
+    code = "too_many_requests"
     status = 429
     title = "Too many requests; try again later"
 
@@ -203,36 +212,43 @@ class TooManyRequests(FlopwatchError):
 
 
 class QueueFull(TooManyRequests):
+    code = "queue_full"
     title = "Too many queued jobs; try again later"
 
 
 class DatabaseBusy(FlopwatchError):
+    code = "database_busy"
     status = 503
     title = "The database is locked; try again"
     headers: Mapping[str, str] = {"Retry-After": "1"}
 
 
 class DiskFull(FlopwatchError):
+    code = "disk_full"
     status = 507
     title = "No space is left on the disk"
 
 
 class StorageFailed(FlopwatchError):
+    code = "storage_failed"
     status = 503
     title = "The service's disk fails"
 
 
 class StoreUnreachable(StorageFailed):
+    code = "store_unreachable"
     title = "The object store cannot be used now"
     headers: Mapping[str, str] = {"Retry-After": "5"}
 
 
 class DatabaseGone(FlopwatchError):
+    code = "database_gone"
     status = 503
     title = "The database was removed or cannot be reached"
 
 
 class Damaged(FlopwatchError):
+    code = "damaged"
     title = "A stored file is damaged"
 
 
@@ -246,6 +262,7 @@ def is_no_space(error: BaseException) -> bool:
 
 
 class DatabaseFailed(FlopwatchError):
+    code = "database_failed"
     title = "The database failed"
 
 
@@ -255,10 +272,12 @@ class CannotRunHere(FlopwatchError):
 
 
 class DatabaseNewer(CannotRunHere):
+    code = "database_newer"
     title = "The database was written by a newer Flopwatch"
 
 
 class NetworkFileSystem(CannotRunHere):
+    code = "network_file_system"
     title = "SQLite cannot be used on a network file system"
 
 
