@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from workers.outcome import Unsupported
+
 if TYPE_CHECKING:
     import torch
 
@@ -151,6 +153,15 @@ def all_replaced(value_of: Callable[[Any], object], *places: tuple[Any, str]) ->
         for owner, name in places:
             undo.enter_context(replaced(owner, name, value_of(getattr(owner, name))))
         yield
+
+
+@contextmanager
+def used(why_not: str) -> Iterator[Callable[[], None]]:
+    """Yield what a change calls where it changes something. Raises Unsupported, at the end: it did so nowhere."""
+    calls: set[None] = set()
+    yield lambda: calls.add(None)
+    if not calls:
+        raise Unsupported(why_not)
 
 
 def own_gpu_only(look: Look) -> str | None:

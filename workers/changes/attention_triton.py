@@ -1,6 +1,7 @@
 """Attention by our Triton kernels, where they take the problem."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,10 +9,11 @@ from torch.nn import functional
 
 from kernels.attention import flash_attention
 from workers.changes._attention import why_not
-from workers.changes._base import Change, replaced
+from workers.changes._base import Change, replaced, used
 
 
-def _ours(_device: torch.device) -> AbstractContextManager[None]:
+@contextmanager
+def _ours(_device: torch.device) -> Iterator[None]:
     plain = functional.scaled_dot_product_attention
 
     def attend(
@@ -21,12 +23,17 @@ def _ours(_device: torch.device) -> AbstractContextManager[None]:
         heads = query.shape[1:2] == key.shape[1:2] or enable_gqa
         if attn_mask is None and not dropout_p and query.is_cuda and heads:
             try:
-                return flash_attention(query, key, value, is_causal, scale=scale)
+                attended = flash_attention(query, key, value, is_causal, scale=scale)
             except ValueError:  # not taken
                 pass
+            else:
+                called()
+                return attended
         return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
-    return replaced(functional, "scaled_dot_product_attention", attend)
+    instead = replaced(functional, "scaled_dot_product_attention", attend)
+    with used("our kernels take none of its calls, as with a mask or dropout") as called, instead:
+        yield
 
 
 CHANGE = Change(

@@ -1,12 +1,12 @@
 """float32 where the code asks for float64."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from workers.changes._base import Change, Look, all_replaced, own_only
+from workers.changes._base import Change, Look, all_replaced, own_only, replaced, used
 
 OF_TENSORS = ("to", "type", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty", "softmax", "log_softmax",
               "sum", "mean", "prod", "cumsum")  # fmt: skip
@@ -20,23 +20,37 @@ def _why_not(look: Look) -> str | None:
     return own_only(look) or (None if look.doubles else "none of its operators computes in float64")
 
 
-def _single(_device: torch.device) -> AbstractContextManager[None]:
+@contextmanager
+def _single(_device: torch.device) -> Iterator[None]:
     of = {torch.float64: torch.float32, float: torch.float32, "torch.DoubleTensor": "torch.FloatTensor"}
     of_numpy = (torch.from_numpy, torch.tensor, torch.as_tensor)  # whose type the array has
 
+    def halved(one: Any) -> Any:
+        if not isinstance(one, torch.dtype | str | type) or one not in of:
+            return one
+        called()
+        return of[one]
+
     def single(plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            kept = [of.get(one, one) if isinstance(one, torch.dtype | str | type) else one for one in arguments]
-            if options.get("dtype") in (torch.float64, float):
-                options["dtype"] = torch.float32
-            made = plain(*kept, **options)
-            is_arrays = plain in of_numpy and made.dtype is torch.float64 and not made.requires_grad
-            return made.float() if is_arrays else made
+            if "dtype" in options:
+                options["dtype"] = halved(options["dtype"])
+            made = plain(*map(halved, arguments), **options)
+            if plain not in of_numpy or made.dtype is not torch.float64 or made.requires_grad:
+                return made
+            called()
+            return made.float()
 
-        return (lambda tensor, **options: tensor.float(**options)) if plain is torch.Tensor.double else call
+        return call
 
-    places = [(torch.Tensor, name) for name in ("double", *OF_TENSORS)] + [(torch, name) for name in OF_TORCH]
-    return all_replaced(single, *places)
+    def floats(tensor: Any, **options: Any) -> Any:
+        called()
+        return tensor.float(**options)
+
+    places = [(torch.Tensor, name) for name in OF_TENSORS] + [(torch, name) for name in OF_TORCH]
+    instead = all_replaced(single, *places), replaced(torch.Tensor, "double", floats)
+    with used("its float64 is asked for in other ways") as called, instead[0], instead[1]:
+        yield
 
 
 CHANGE = Change(

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from workers.changes._base import OPTIMIZER_ANEW, Change, Look
+from workers.changes._base import OPTIMIZER_ANEW, Change, Look, used
 from workers.measure.own_step import OwnStep
-from workers.outcome import Unsupported
 
 
 def _why_not(look: Look) -> str | None:
@@ -24,17 +23,15 @@ def _why_not(look: Look) -> str | None:
 
 @contextmanager
 def _without(step: OwnStep) -> Iterator[None]:
-    called: set[bool] = set()
+    with used("the step calls no optimizer.step, but for instance torch.compile(optimizer.step)") as called:
 
-    def instead(closure: Any = None, *_others: Any, **_options: Any) -> Any:
-        called.add(True)
-        return closure() if callable(closure) else None
+        def instead(closure: Any = None, *_others: Any, **_options: Any) -> Any:
+            called()
+            return closure() if callable(closure) else None
 
-    for optimizer in (*step.optimizers, *step.plain_optimizers()):
-        vars(optimizer)["step"] = instead
-    yield
-    if not called:
-        raise Unsupported("the step calls no optimizer.step, but for instance torch.compile(optimizer.step)")
+        for optimizer in (*step.optimizers, *step.plain_optimizers()):
+            vars(optimizer)["step"] = instead
+        yield
 
 
 CHANGE = Change(
