@@ -69,6 +69,7 @@ def step_traffic(
     parameter_bytes: int,
     sharded_bytes: int = 0,
     gathered_once_bytes: int = 0,
+    frozen_bytes: int = 0,
     sharded_optimizer: bool = False,
     micro_batches: int = 1,
 ) -> Traffic:
@@ -86,9 +87,10 @@ def step_traffic(
         parameter_bytes: Of all trainable parameters.
         sharded_bytes: With full sharding: of the sharded parameters, in the dtype in which they travel; the others'
             gradients are `gradient_bytes - sharded_bytes`.
-        gathered_once_bytes: The part of `sharded_bytes` that stays gathered from the forward to the backward pass, as
-            the root unit of torch's FSDP2 does; all of them if nothing is resharded after the forward pass, which sends
-            what ZeRO's stages 1 and 2 do (section 7.2.1).
+        gathered_once_bytes: The part of sharded and frozen bytes that stays gathered from the forward to the backward
+            pass, as the root unit of torch's FSDP2 does; all of them if nothing is resharded after the forward pass,
+            which sends what ZeRO's stages 1 and 2 do (section 7.2.1).
+        frozen_bytes: With full sharding: of the sharded parameters without gradients, which are gathered all the same.
         sharded_optimizer: Whether the optimizer's state is divided, with data parallelism.
         micro_batches: Forward and backward passes of the step. Full sharding gathers and reduces in each of them;
             everything else is exchanged once.
@@ -104,6 +106,6 @@ def step_traffic(
         return Traffic()
     if strategy in SHARDING:
         kept = gradient_bytes - sharded_bytes
-        gathered = 2 * sharded_bytes - gathered_once_bytes
+        gathered = 2 * (sharded_bytes + frozen_bytes) - gathered_once_bytes
         return Traffic(kept, micro_batches * gathered, micro_batches * sharded_bytes)
     return Traffic(all_reduce=gradient_bytes, all_gather=parameter_bytes if sharded_optimizer else 0)

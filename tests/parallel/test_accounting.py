@@ -32,6 +32,8 @@ def test_each_micro_batch_of_full_sharding_travels() -> None:
     """Traffic of other steps is in tests/workers/jobs/ddp."""
     traffic = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80, micro_batches=3)
     assert traffic == Traffic(all_reduce=20, all_gather=480, reduce_scatter=240)
+    adapters = step_traffic("fsdp", gradient_bytes=3, parameter_bytes=3, sharded_bytes=2, frozen_bytes=50)
+    assert adapters == Traffic(all_reduce=1, all_gather=104, reduce_scatter=2)
 
 
 def test_wrong_uses_are_refused() -> None:

@@ -192,7 +192,8 @@ class RankRun:
             if found is not None and strategy == self.context.spec.strategy:
                 found.update(self._facts(trained))
                 self._record_memory(trained)
-                found["operations"] = record_operations(self.context, trained)
+                found["operations"] = operations = record_operations(self.context, trained)
+                found["communication"] = strategies.communication(self.context.spec, trained, operations)
                 found["overlap"] = record_step_overlap(
                     self.context, trained, statistics.median(turn.step_ms), self.folder
                 )
@@ -267,7 +268,6 @@ class RankRun:
             "may_train": own is not None and own.may_train,
             "replicas": [] if own is None else samples(own.roots),
             "groups": 0 if own is None else len(distributed_c10d._world.pg_map) - self.groups,
-            "communication": strategies.communication(spec, trained.sizes),
             "gradient_bytes": [size.numel * size.item_bytes for size in trained.sizes],
             "buckets": strategies.number_of_buckets(trained.wrapped),
         }

@@ -3,8 +3,9 @@
 import functools
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 import parallel
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
-from parallel.accounting import step_traffic, traffic_factor
+from parallel.accounting import Traffic, step_traffic, traffic_factor
 from parallel.data_parallel import DataParallel
 from workers.jobs import _own_step
 from workers.jobs._training import building, fp8
@@ -46,13 +47,14 @@ the host asks for."""
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a trainable parameter before anything was sharded."""
+    """The size of a parameter before anything was sharded."""
 
     numel: int
     item_bytes: int
     dimensions: int
     is_in_block: bool = True
     """False for what belongs to no block of the model: embedding, last norm and output layer."""
+    is_trained: bool = True
 
 
 @dataclass
@@ -66,6 +68,9 @@ class Trained:
     """The module that the step calls: the model, or the wrapper around it."""
     step: BackwardStep
     sizes: list[Size]
+    """Of the trainable parameters."""
+    frozen: list[Size] = field(default_factory=list)
+    """Of the others."""
 
     own: OwnStep | None = None
     graphed: GraphedStep | None = None
@@ -125,16 +130,16 @@ def build(
             model = building.choose_model(spec, device)()
         set_parameter_dtype(model, spec.parameter_dtype)
         layers = fp8.to_float8(spec, device, model)
-        sizes = [
-            Size(parameter.numel(), parameter.element_size(), parameter.dim(), name.startswith(f"{BLOCKS}."))
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
+        every = [
+            Size(one.numel(), one.element_size(), one.dim(), name.startswith(f"{BLOCKS}."), one.requires_grad)
+            for name, one in model.named_parameters()
         ]
         call = building.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
         name = NO_COMMUNICATION if strategy == NO_COMMUNICATION else spec.strategy
         wrapped, finish = wrap(spec, name, call, group)
         step = make_step(spec, name, wrapped, batches, finish, group)
-    trained = Trained(strategy, model, wrapped, step, sizes, linear_layers=layers)
+    sizes, frozen = ([size for size in every if size.is_trained == kind] for kind in (True, False))
+    trained = Trained(strategy, model, wrapped, step, sizes, frozen, linear_layers=layers)
     if stream is not None:
         torch.cuda.current_stream().wait_stream(stream)
         warmup = DDP_WARMUP if name == "torch_ddp" else 1 if warmed else WARMUP_STEPS
@@ -151,7 +156,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 def of_own_step(own: OwnStep) -> Trained:
     """Return a step of the user's own, which does its own parallelism."""
     sizes = [Size(one.numel(), one.element_size(), one.dim()) for one in own.trained]
-    return Trained(NO_COMMUNICATION, own.model, own.model, cast("BackwardStep", own), sizes, own)
+    return Trained(NO_COMMUNICATION, own.model, own.model, cast("BackwardStep", own), sizes, own=own)
 
 
 def wrap(
@@ -306,35 +311,44 @@ def number_of_buckets(wrapped: nn.Module) -> int:
     return len(str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]).split(","))
 
 
-def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
+def communication(spec: DdpSpec, trained: Trained, operations: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return the communication of a step: (operation, bytes of the full tensors, bytes that a rank sends).
 
-    The formulas and their sources are in parallel.accounting. It leaves out the few bytes with which ranks report which
-    gradients they have, and the possibility that the last sharded unit is gathered only once. torch's
-    ZeroRedundancyOptimizer broadcasts what ours gathers: as many bytes.
+    With `fsdp` that of the recorded `operations`, if there are any: what is gathered depends on how a model calls its
+    units. Otherwise formulas, which parallel.accounting has with their sources, without the few bytes with which ranks
+    report which gradients they have. torch's ZeroRedundancyOptimizer broadcasts what ours gathers: as many bytes.
     """
+    moved = Counter[str]()
+    if spec.strategy == "fsdp":
+        for operation, size, *_ in operations:
+            moved[operation] += size
+    return [
+        [operation, size, round(size * traffic_factor(operation, spec.world_size))]
+        for operation, size in (moved or vars(_traffic(spec, trained))).items()
+        if size
+    ]
+
+
+def _traffic(spec: DdpSpec, trained: Trained) -> Traffic:
     # fsdp shards parameters with two axes or more, torch_fsdp all of them; the others shard none.
     least = {"fsdp": 2, "torch_fsdp": 0}.get(spec.strategy)
-    sharded = kept = once = 0
-    for size in sizes:
+    sharded = kept = once = frozen = 0
+    for size in (*trained.sizes, *trained.frozen):
         if least is not None and size.dimensions >= least:
             travelling = size.numel * (2 if spec.casts else size.item_bytes)
-            sharded += travelling
+            sharded += travelling * size.is_trained
+            frozen += travelling * (not size.is_trained)
             stays = spec.strategy == "torch_fsdp" and not size.is_in_block
             once += travelling * (stays or not spec.reshard_after_forward)
         else:
-            kept += size.numel * size.item_bytes
-    traffic = step_traffic(
+            kept += size.numel * size.item_bytes * size.is_trained
+    return step_traffic(
         spec.strategy,
         gradient_bytes=sharded + kept,
         parameter_bytes=sharded + kept,
         sharded_bytes=sharded,
         gathered_once_bytes=once,
+        frozen_bytes=frozen,
         sharded_optimizer=spec.sharded_optimizer and spec.mode == "train_step",
         micro_batches=spec.accumulation_steps,
     )
-    return [
-        [operation, size, round(size * traffic_factor(operation, spec.world_size))]
-        for operation, size in vars(traffic).items()
-        if size
-    ]

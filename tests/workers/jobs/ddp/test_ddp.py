@@ -664,9 +664,10 @@ def test_kernels_and_classes_of_each_rank(run: Any, name: str) -> None:
         (
             "fsdp, cast",
             [
-                ("all_reduce", 4 * 80, 4 * 80),  # of the norms' weights, which every rank keeps
-                ("all_gather", 2 * 2 * MATRICES, 2 * MATRICES),
+                ("all_gather", 2 * (2 * MATRICES - 61 * 16), 2 * MATRICES - 61 * 16),  # the output layer's stay
                 ("reduce_scatter", 2 * MATRICES, MATRICES),
+                # Of the norms' weights, which every rank keeps, and which of 21 parameters have gradients.
+                ("all_reduce", 4 * 80 + 8 + 21, 4 * 80 + 8 + 21),
             ],
         ),
         (
