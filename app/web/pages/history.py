@@ -72,16 +72,16 @@ def _history(request: Request, services: Services, choice: results.CaseChoice, q
 
 
 def _rows(points: Sequence[HistoryPoint]) -> list[dict[str, Any]]:
-    """Return the points, newest first, each with the address of its comparison with the one before on its device."""
+    """Return the points, newest first, each with the address of its comparison with the one before on its device; a
+    side of a comparison has none."""
     rows: list[dict[str, Any]] = []
     latest: dict[str, int] = {}
     for point in points:
-        before = latest.get(point.device_key)
-        compared = (
-            None if before in (None, point.job) else f"/ui/compare?{urlencode([('job', before), ('job', point.job)])}"
-        )
-        rows.append({**vars(point), "compared": compared})
-        latest[point.device_key] = point.job
+        before = latest.get(point.device_key) if point.side is None else None
+        address = f"/ui/compare?{urlencode([('job', before), ('job', point.job)])}"
+        rows.append({**vars(point), "compared": None if before is None else address})
+        if point.side is None:
+            latest[point.device_key] = point.job
     return rows[::-1]
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.web.pages import history
 from tests.app.web.checker import page
 
 COMMITS = [f"{number:040x}" for number in range(1, 6)]
@@ -99,3 +101,10 @@ def test_baselines_have_a_page(filled: Any) -> None:
     assert "/compare?baseline_name=main&candidate=3&format=csv" in compared.references
     assert "There is no baseline" in page(filled, "/ui/compare?baseline_name=gone&job=3", 404).text
     assert filled.http.get("/ui/baselines/none").status_code == 404
+
+
+def test_a_job_is_compared_with_the_one_before_and_no_side_of_a_comparison() -> None:
+    of = ((1, None), (2, "baseline"), (2, "candidate"), (3, None))
+    points: Any = [SimpleNamespace(job=job, side=side, device_key="CPU") for job, side in of]
+    addresses = [row["compared"] for row in history._rows(points)]
+    assert addresses == ["/ui/compare?job=1&job=3", None, None, None]
