@@ -466,7 +466,8 @@ class _Drawing:
                 self._errors(places, sizes, "y", trace["error_y"])
         for trace in traces:
             if trace not in shown:  # an entry of the legend alone
-                hatch = HATCHES[trace["marker"].get("pattern", {}).get("shape", "")]
+                shape = trace["marker"].get("pattern", {}).get("shape", "")  # of a series without values a list
+                hatch = HATCHES[shape] if isinstance(shape, str) else None
                 patch = Patch(facecolor=trace["marker"]["color"], hatch=hatch, edgecolor="#ffffff", linewidth=0.3)
                 self.entries.append((patch, self._label(trace)))
 

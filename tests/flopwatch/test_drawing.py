@@ -213,6 +213,13 @@ def test_boxes_and_areas_may_have_gaps(trace: dict[str, Any]) -> None:
     assert draw({"data": [trace], "layout": {"xaxis": axis}}, "svg").lstrip().startswith(b"<?xml")
 
 
+def test_a_series_of_bars_may_have_no_value() -> None:
+    bars = [Point({"kernel": kernel, "size": size}, None, outcome="oom") for kernel in "ab" for size in ("s", "l")]
+    bars += [Point({"kernel": "c", "size": size}, 1.0) for size in ("s", "l")]
+    figure = light(draw_chart(bars, Axes("size", ("kernel",)), "step_ms", "ms"))
+    assert "oom" in " ".join(words(draw(figure, "svg")))
+
+
 @pytest.mark.parametrize(
     "trace",
     [
