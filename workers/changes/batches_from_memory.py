@@ -17,6 +17,8 @@ from workers.outcome import Unsupported
 
 KEPT = 2
 """Batches of a loader that are kept. The warm-up makes them."""
+ALIKE = 1.05
+"""By what factor their sizes may differ: some of them would tell little of batches of several lengths."""
 
 
 def _why_not(look: Look) -> str | None:
@@ -33,8 +35,8 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _shapes(batch: Any) -> tuple[Any, ...]:
-    return tuple(one.shape if isinstance(one, torch.Tensor) else None for one in tree_leaves(batch))
+def _size(batch: Any) -> int:
+    return sum(getattr(one, "nbytes", 1) for one in tree_leaves(batch))
 
 
 def _again(batch: Any) -> Any:
@@ -52,8 +54,9 @@ def _from_memory(device: torch.device) -> AbstractContextManager[None]:
             # Pinned, as the cure's are: else the copies would take longer than with it.
             if device.type == "cuda" and not any(getattr(one, "is_cuda", False) for one in tree_leaves(kept[self])):
                 kept[self] = pin_memory.pin_memory(kept[self])  # type: ignore[no-untyped-call]
-            if len({*map(_shapes, kept[self])}) > 1:
-                raise Unsupported("batches of its loader differ in shape: the first ones are not like the others")
+            sizes = [_size(batch) for batch in kept[self]]
+            if len(sizes) != _length(self) and max(sizes, default=0) > ALIKE * min(sizes, default=0):
+                raise Unsupported("batches of its loader differ in size: the first ones are not like the others")
         return map(_again, itertools.islice(itertools.cycle(kept[self]), _length(self)))
 
     return replaced(DataLoader, "__iter__", iterate)

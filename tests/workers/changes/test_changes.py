@@ -268,8 +268,11 @@ def test_batches_from_memory_are_as_they_were_and_alike() -> None:
     with load("batches_from_memory").before(CPU):
         loader = DataLoader([{"x": 1.0, "label": 2}] * 8, batch_size=2)  # type: ignore[arg-type]
         assert [batch.pop("label").tolist() for batch in loader] == [[2, 2]] * 4
-        with pytest.raises(Unsupported, match="differ in shape"):
-            iter(DataLoader([torch.ones(1), torch.ones(2)], batch_size=None))  # type: ignore[arg-type]
+        with pytest.raises(Unsupported, match="differ in size"):
+            iter(DataLoader([torch.ones(one) for one in (1, 2, 3)], batch_size=None))  # type: ignore[arg-type]
+        assert len(list(DataLoader(Numbers(), batch_size=600))) == 2, "these are all"
+        boxes = [{"image": torch.ones(100), "boxes": torch.ones(number)} for number in (1, 2, 3)]
+        assert len(list(DataLoader(boxes, batch_size=None))) == 3, "almost alike"  # type: ignore[arg-type]
 
 
 def test_a_loader_is_seen_although_each_step_reads_it_anew() -> None:
