@@ -96,11 +96,6 @@ class Shares:
         return self.devices.get(user or NOBODY, 0) + number_of_devices(job) > self.most_devices
 
 
-def put_policy(connection: Connection, policy: Policy) -> None:
-    """Store how devices are shared, for all processes of the database."""
-    service_settings.put(connection, _SETTING, asdict(policy))
-
-
 def agree(database: Database, policy: Policy) -> None:
     """Make this the way in which all processes of the database share devices."""
     service_settings.keep(database, _SETTING, asdict(policy))

@@ -18,7 +18,7 @@ from app.store.database.engine import Database
 from app.store.queue import registration, sharing, transitions
 from app.store.queue.claims import ON_CPU_HOST
 from app.store.queue.registration import Registration
-from app.store.queue.sharing import Policy, put_policy
+from app.store.queue.sharing import Policy, agree
 from app.store.queue.transitions import Queue
 from app.store.records import Finish, HandedOver, NewJob
 from app.store.tables import utc_now
@@ -67,8 +67,7 @@ def jobs(shop: Any, user: str | None, number: int, **options: Any) -> list[int]:
 
 def with_tokens(database: Database, **policy: Any) -> None:
     Tokens(database).create("somebody", "submit", None)
-    with database.write() as connection:
-        put_policy(connection, Policy(**policy))
+    agree(database, Policy(**policy))
 
 
 @pytest.mark.parametrize("tokens", [True, False])
@@ -226,8 +225,7 @@ class TestMostDevices:
         assert shop.claim(**GPUS).job_id == ada[2]
 
     def test_without_tokens_there_is_no_limit(self, shop: Any, database: Database) -> None:
-        with database.write() as connection:
-            put_policy(connection, Policy(most_devices=1))
+        agree(database, Policy(most_devices=1))
         jobs(shop, "ada", 2, spec={"device": "cuda"})
         assert all(shop.try_claim(**GPUS) for _ in range(2))
 
