@@ -299,6 +299,8 @@ def _named(plots: Sequence[Plot], name: str, whose: str) -> Plot:
     if plot is None:
         names = ", ".join(plot.name for plot in plots) or "none"
         hint = f" {HEAT_MAP} needs two coordinates that vary." if "heat" in name and HEAT_MAP not in names else ""
+        if name == DISTRIBUTIONS:
+            hint = f" {DISTRIBUTIONS} needs a metric that both sides have, one of several processes."
         raise NotFound(NOT_FOUND.format(whose=whose, name=name, names=names) + hint)
     return plot
 

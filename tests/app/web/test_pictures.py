@@ -150,7 +150,10 @@ def test_two_jobs_compared(swept: Any) -> None:
     figure = get(swept, "/compare/plots/ratios?baseline=1&candidate=2").json()
     assert [trace["type"] for trace in figure["data"]] == ["scatter"]
     assert figure["caption"].startswith("job 2 against job 1 (baseline); ")
-    get(swept, "/compare/plots/distributions?baseline=1&candidate=2&metric=step_ms", 404)  # each has one process
+    alone = get(swept, "/compare/plots/distributions?baseline=1&candidate=2&metric=step_ms", 404).json()["detail"]
+    assert alone.endswith(
+        "it has: ratios. distributions needs a metric that both sides have, one of several processes."
+    )
 
 
 def test_a_case_of_several_is_chosen(swept: Any, measured: Callable[..., Any]) -> None:
