@@ -39,26 +39,22 @@ def main(arguments: list[str]) -> int:
                 from workers.agent.agent import serve
 
             serve(settings)
-            return 0
         case ["slurm", file]:
             settings = set_up_worker()
             with without_collector():
                 from workers.slurm.worker import serve as serve_cluster
 
             serve_cluster(settings, Path(file))
-            return 0
         case ["one-job", file]:
             settings = set_up_worker()
             with without_collector():
                 from workers.slurm.one_job import serve as serve_one_job
 
             serve_one_job(settings, Path(file))
-            return 0
         case ["doctor", *slurm_settings]:
             from workers import doctor
 
             doctor.main(*map(Path, slurm_settings))
-            return 0
         case ["run", *rest]:
             check_dependencies()
             with without_collector():
@@ -70,12 +66,10 @@ def main(arguments: list[str]) -> int:
             from workers.processes import warm
 
             warm.main(int(descriptor))
-            return 0
         case ["keeper", *descriptors]:
             from workers.processes import keeper
 
             keeper.main(*map(int, descriptors))
-            return 0
         case ["child", *descriptors]:
             with without_collector():
                 from workers.processes import child
@@ -86,8 +80,10 @@ def main(arguments: list[str]) -> int:
                 from workers.processes import child
 
             return child.main_wrapped(Path(file))
-    print(__doc__, file=sys.stderr)
-    return 2
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
 
 
 def run() -> NoReturn:

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from app.logs import about
@@ -245,8 +246,5 @@ class Agent(Serving[JobRun]):
 
 def serve(settings: Settings) -> None:
     """Open the database, migrating it if needed, and run an agent until a signal ends it."""
-    database = open_database(settings, connections=MAX_CONNECTIONS)
-    try:
+    with closing(open_database(settings, connections=MAX_CONNECTIONS)) as database:
         Agent(with_agreed_lease(database, settings), database).run()
-    finally:
-        database.close()

@@ -1,6 +1,7 @@
 """The worker that lets a Slurm cluster run its jobs: it claims like any worker, and each claim gets an allocation."""
 
 import logging
+from contextlib import closing
 from pathlib import Path
 
 from app.logs import about
@@ -100,8 +101,5 @@ class SlurmWorker(Serving[Allocation]):
 def serve(settings: Settings, file: Path) -> None:
     """Open the database, migrating it if needed, and run a worker until a signal ends it."""
     cluster = SlurmSettings.read(file)
-    database = open_database(settings, connections=MAX_CONNECTIONS)
-    try:
+    with closing(open_database(settings, connections=MAX_CONNECTIONS)) as database:
         SlurmWorker(with_agreed_lease(database, settings), database, cluster).run()
-    finally:
-        database.close()
