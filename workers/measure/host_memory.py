@@ -29,25 +29,18 @@ def host_memory(name: str, meminfo: Path = MEMINFO) -> int | None:
     return None if kib is None else 1024 * kib
 
 
-def _container_limit(cgroup: Path) -> int | None:
-    try:
-        most = (cgroup / "memory.max").read_text().strip()
-    except OSError:
-        return None
-    return None if most == "max" else int(most)
-
-
 def free_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
     """Return how many bytes this process could take: what the host has available, and its container's limit leaves;
     None if it is unknown."""
-    free, most = host_memory("MemAvailable", meminfo), _container_limit(cgroup)
-    if most is None:
-        return free
+    free = host_memory("MemAvailable", meminfo)
     try:
+        most = (cgroup / "memory.max").read_text().strip()
         used = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())["anon"]
     except (OSError, KeyError):
         return free
-    left = max(0, most - int(used))
+    if most == "max":
+        return free
+    left = max(0, int(most) - int(used))
     return left if free is None else min(free, left)
 
 
