@@ -3,7 +3,7 @@
 A step is also called `ProfilerStep#1`, as torch's own profiler calls it: other programs know steps by that name.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -59,12 +59,12 @@ def named_layers(model: nn.Module, *, compiled: bool = False) -> Iterator[None]:
         inside_compiled: set[nn.Module] = set(model.modules()) if compiled else set()
         for index, layer in layers.items():
             compiled_with_hooks = getattr(layer, "_compiled_call_impl", None) is not None
-            undo.callback((_wrap_compiled if compiled_with_hooks else _hook)(layer, f"layers.{index}"))
+            (_wrap_compiled if compiled_with_hooks else _hook)(layer, f"layers.{index}", undo)
             if compiled_with_hooks or "forward" in vars(layer):  # set by `compile_blocks` inside sharding's hooks
                 inside_compiled |= set(layer.modules())
         for module in model.modules():
             if type(module).__name__.endswith("Norm") and module not in inside_compiled:
-                undo.callback(_hook(module, NORM))
+                _hook(module, NORM, undo)
         yield
 
 
@@ -76,7 +76,7 @@ def named_modules(model: nn.Module) -> Iterator[None]:
         undo.enter_context(record_ranges())
         for name, module in modules_by_name(model):
             if not isinstance(module, torch.jit.ScriptModule):
-                undo.callback(_hook(module, name))
+                _hook(module, name, undo)
         yield
 
 
@@ -90,30 +90,23 @@ def modules_by_name(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _hook(module: nn.Module, name: str) -> Callable[[], None]:
-    """Name the calls of a module by hooks. Returns a function that removes them."""
+def _hook(module: nn.Module, name: str, undo: ExitStack) -> None:
+    """Name the calls of a module by hooks, which `undo` removes."""
     open_ranges: list[ExitStack] = []
 
     def begin(_module: nn.Module, _inputs: Any) -> None:
-        stack = ExitStack()
+        open_ranges.append(stack := ExitStack())
         stack.enter_context(named(name))
-        open_ranges.append(stack)
 
     def end(_module: nn.Module, _inputs: Any, _output: Any) -> None:
         open_ranges.pop().close()
 
-    before = module.register_forward_pre_hook(begin)
-    after = module.register_forward_hook(end, always_call=True)
-
-    def remove() -> None:
-        before.remove()
-        after.remove()
-
-    return remove
+    undo.callback(module.register_forward_pre_hook(begin).remove)
+    undo.callback(module.register_forward_hook(end, always_call=True).remove)
 
 
-def _wrap_compiled(module: nn.Module, name: str) -> Callable[[], None]:
-    """Name the calls of a module that `Module.compile` compiled. Returns a function that undoes this."""
+def _wrap_compiled(module: nn.Module, name: str, undo: ExitStack) -> None:
+    """Name the calls of a module that `Module.compile` compiled, until `undo`."""
     call = module._compiled_call_impl
     assert call is not None
 
@@ -122,8 +115,4 @@ def _wrap_compiled(module: nn.Module, name: str) -> Callable[[], None]:
             return call(*args, **kwargs)
 
     module._compiled_call_impl = named_call
-
-    def undo() -> None:
-        module._compiled_call_impl = call
-
-    return undo
+    undo.callback(setattr, module, "_compiled_call_impl", call)
