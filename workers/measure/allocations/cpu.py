@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from workers.measure.allocations.categories import Owners
@@ -114,8 +115,6 @@ def stretches(
 def history(events: Iterable[Any]) -> list[list[Entry]]:
     """Return the profiler's allocation events as entries of torch's history, in parts that end at the marks. `events`:
     the profiler's tree of events (`_ProfilerEvent`)."""
-    from torch._C._profiler import _EventType
-
     parts: list[list[Entry]] = [[]]
     stacks: dict[Any, list[dict[str, Any]]] = {}
     seen = (one for one in _all(events) if one.tag in (_EventType.TorchOp, _EventType.Allocation))
@@ -161,8 +160,6 @@ def _marked(time_us: int) -> Entry:
 def _stack(event: Any, known: dict[Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the Python stack in which an event happened, the innermost frame first. The profiler sees calls, and not
     lines: an operator of the language, such as `a * b`, has the first line of its function."""
-    from torch._C._profiler import _EventType
-
     called = _call(event)
     if called is None or called.tag == _EventType.PyCCall:
         return _callers(called, known)
@@ -183,8 +180,6 @@ def _callers(called: Any, known: dict[Any, list[dict[str, Any]]]) -> list[dict[s
 
 def _call(event: Any) -> Any:
     """Return the innermost call of Python in which an event happened, or which it is; None if there is none."""
-    from torch._C._profiler import _EventType
-
     while event is not None and event.tag not in (_EventType.PyCall, _EventType.PyCCall):
         event = event.parent
     return event

@@ -201,7 +201,6 @@ def loading(recording: Recording) -> list[tuple[int, int]]:
 @contextmanager
 def reads_named() -> Iterator[None]:
     """Name the texts that are made of tensors for the profiler: their numbers are read."""
-    import torch
 
     def reading(plain: Any) -> Any:
         def read(*given: Any, **options: Any) -> Any:
