@@ -58,10 +58,3 @@ def pack(samples: Sequence[float]) -> bytes:
     if sys.byteorder == "big":
         values.byteswap()
     return zlib.compress(values.tobytes(), 1)
-
-
-def unpack(packed: bytes) -> array[float]:
-    values = array("d", zlib.decompress(packed))
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

@@ -15,7 +15,7 @@ from typing import Literal
 import psutil
 
 from app.importing import program
-from app.settings import OBJECT_STORES
+from app.settings import OBJECT_STORES, PREFIX
 from flopwatch.packages import without_checkout
 from workers.devices.locks import lock_folder
 from workers.outcome import HostExhausted, InvalidEnvironment
@@ -23,7 +23,6 @@ from workers.processes import keeper, warm
 from workers.processes.leftovers import VARIABLE, end_leftovers, own_mark
 from workers.processes.linux import adopt_orphans, end_tree, kill_all, reap
 
-SETTINGS_PREFIX = "FLOPWATCH_"
 WARM_TIMEOUT_S = 300.0
 """Seconds that the warm parent's imports may take, also on a slow disk with a cold cache."""
 WARM_END_S = 5.0
@@ -330,7 +329,7 @@ def units_environment(mark: str) -> dict[str, str]:
     long as it and its forks live.
     """
     store = os.environ.get("FLOPWATCH_ARTIFACTS_URL", "").partition("://")[0]
-    hidden = (SETTINGS_PREFIX, "PGPASSWORD", OBJECT_STORES.get(store, SETTINGS_PREFIX))
+    hidden = (PREFIX, "PGPASSWORD", OBJECT_STORES.get(store, PREFIX))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     if path := kept.get("PYTHONPATH"):
         kept["PYTHONPATH"] = os.pathsep.join(without_checkout(path.split(os.pathsep)))

@@ -3,15 +3,12 @@
 They need no accounting. squeue is asked in its plain format: `--json` came late and ignores some filters.
 """
 
-import logging
 import os
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from app.settings import SECRETS
-
-logger = logging.getLogger(__name__)
 
 FINAL = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),

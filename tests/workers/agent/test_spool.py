@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from app.store.reading.packed import unpack
 from app.store.records import MeasurementRecord
 from workers import messages
 from workers.agent import spool as spooling
 from workers.agent.spool import Spool
 from workers.agent.verdicts import MAX_CHECKS
-from workers.measure.measurement import Measurement, pack, unpack
+from workers.measure.measurement import Measurement, pack
 from workers.measure.table import Column, Table, TooLarge
 from workers.outcome import Cancelled, Failed, Succeeded, UnfitResult
 
@@ -64,7 +65,7 @@ def test_a_measurement_arrives_with_its_units_number() -> None:
     assert (record.unit_index, record.case, record.case_key, record.device_key) == (1, CASE, "key", "1x GPU")
     assert (record.phase, record.metric, record.unit) == ("forward", "forward_ms", "ms")
     assert (record.outcome, record.reason, record.n, record.median) == ("ok", None, 3, 2.5)
-    assert unpack(record.samples).tolist() == [1.5, 2.5, 3.5]
+    assert unpack(record.samples) == [1.5, 2.5, 3.5]
 
 
 def packed(values: Sequence[float]) -> str:

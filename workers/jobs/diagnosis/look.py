@@ -39,6 +39,7 @@ from workers.measure.errors import NotMeasured
 from workers.measure.profiling import classes, idle
 from workers.measure.profiling.attribution import Attribution, Interval
 from workers.measure.profiling.idle import (
+    COLLECTS,
     INPUT_PHASES,
     RUNNING,
     WORKING,
@@ -112,7 +113,6 @@ OF_HOST = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py", "_tensor_str.p
 """Files of torch that compile, or write tensors as text: the operators that they run are none of the step's work."""
 COMPILES = "torch.compile compiles here"
 """The note on a line in which the traced step does."""
-COLLECTED = "garbage collection"
 BETWEEN_NODES_NS = 100_000
 """Two nodes of a backward pass follow each other within this time."""
 DOUBLE = f"{FLOATS['double']}["
@@ -339,10 +339,10 @@ class Places:
         """Where garbage was collected in the traced step, for people."""
         found: Counter[Place] = Counter()
         for one in self.profile.recording.host:
-            if one.name == COLLECTED and (at := self.at(one.begin_ns)) is not None:
+            if one.name == COLLECTS and (at := self.at(one.begin_ns)) is not None:
                 found[at] += one.end_ns - one.begin_ns
         place = max(found, key=lambda one: found[one], default=None)
-        return COLLECTED if place is None else f"{place.text}: {COLLECTED}"
+        return COLLECTS if place is None else f"{place.text}: {COLLECTS}"
 
     @functools.cached_property
     def _written(self) -> Mapping[tuple[str, str], tuple[int, int]]:
@@ -620,7 +620,7 @@ def _on_gpu(
     for cause, ms in times.items():
         if cause == RUNNING:
             _running(lost, device, traced, places, ms)
-        elif cause == COLLECTED:
+        elif cause == COLLECTS:
             device["host", places.collecting] += ms
         else:
             _by_line(lost, cause, ms, blamed, places, moments)
@@ -660,7 +660,7 @@ def _times(
     totals: Counter[str] = Counter()
     for one in _with_then(one for part in parts for one in part):
         is_answer = one.cause in WORKING and read(one.at_ns)
-        totals[ANSWERS if is_answer else COLLECTED if one.collects else one.cause] += one.ns
+        totals[ANSWERS if is_answer else COLLECTS if one.collects else one.cause] += one.ns
     ms = {cause: 1e-6 * ns / len(parts) for cause, ns in totals.items() if ns}
     answers, waits = ms.pop(ANSWERS, 0.0), {}
     left = max(0.0, step_ms - answers - sum(ms.get(one, 0.0) for one in WORKING))
@@ -698,7 +698,7 @@ def _same_moments(
         return None
     begins, of_steps = [[one.begin_ns for one in of] for of in theirs], [one.begin_ns for one in steps]
     loads = inside(loading(traced))
-    collects = inside(merged((one.begin_ns, one.end_ns) for one in traced.host if one.name == COLLECTED))
+    collects = inside(merged((one.begin_ns, one.end_ns) for one in traced.host if one.name == COLLECTS))
 
     def moments(one: Stretch) -> Sequence[int]:
         number = bisect.bisect_right(of_steps, one.at_ns) - 1
