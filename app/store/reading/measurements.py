@@ -169,13 +169,14 @@ def choose_jobs(snapshot: Snapshot, choice: JobChoice, first: int | None = None)
     job = tables.job.c
     columns = (job.id, job.kind, job.state, job.spec, job.error, last_recorded(job.id))
     query = select(*columns).where(*choice.conditions)
-    rows = snapshot.execute(query.order_by(job.id).limit(MAX_JOBS + 1 if first is None else first)).all()
+    tried = _tried(snapshot, choice.sweeps)
+    limit = MAX_JOBS + 1 if first is None or tried else first
+    rows = snapshot.execute(query.order_by(job.id).limit(limit)).all()
     if len(rows) > MAX_JOBS:
         raise InvalidRequest(
             f"The table would have more than {MAX_JOBS} jobs: choose a sweep, jobs, a label, or since and until."
         )
-    tried = _tried(snapshot, choice.sweeps)
-    return sorted((FinishedJob(*row) for row in rows), key=lambda job: tried.get(job.id, (job.id,)))
+    return sorted((FinishedJob(*row) for row in rows), key=lambda job: tried.get(job.id, (job.id,)))[:first]
 
 
 def unfinished_jobs(snapshot: Snapshot, choice: JobChoice) -> dict[str, list[int]]:

@@ -66,7 +66,7 @@ def test_a_dry_run_reports_the_most_jobs_and_what_has_no_effect(site: Any) -> No
     assert dry == {"jobs": 1, "most_jobs": 1, "without_effect": ["new_tokens"]}
 
 
-def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any) -> None:
+def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any, monkeypatch: Any) -> None:
     sweep = submit(fresh_site, grid={"model.size": ["tiny", "small"]}, fit={"step": 100})
     finish(fresh_site, measured, {"tiny": 5000, "small": 250})
     searches = sweep_of(fresh_site, sweep)["searches"]
@@ -79,6 +79,9 @@ def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any) -> N
     jobs = {job["id"]: job for job in fresh_site.http.get("/jobs?limit=100").json()["data"]}
     places = [(sizes.index(jobs[row["job"]]["spec"]["model"]["size"]), row["length"]) for row in rows]
     assert places == sorted(places), "search by search, each by the values tried"
+    monkeypatch.setattr("app.web.pages.tables.ROWS_PER_PAGE", 4)
+    page = fresh_site.http.get(f"/ui/tables?sweep={sweep['id']}&panel=true").text
+    assert [int(job) for job in re.findall(r'/ui/jobs/(\d+)"', page)] == [row["job"] for row in rows[:4]]
     assert searches[0]["reason"] == "Every value up to 1000 that was tried fits."
 
 
