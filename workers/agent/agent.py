@@ -3,8 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from types import MappingProxyType
 from typing import Any
 
 from app.logs import about
@@ -69,6 +70,8 @@ class Agent(Serving[JobRun]):
     """Seconds for which a failed job waits for a signal to this agent, of which it may be an effect."""
     _unfit_counts = False
     """See `Judge`."""
+    _environment: Mapping[str, str] = MappingProxyType({})
+    """Variables that the jobs' processes have beside those of this process."""
 
     def __init__(
         self,
@@ -218,7 +221,7 @@ class Agent(Serving[JobRun]):
                 neighbours=sorted({run.claim.job_id for run in self.runs.values()} - {claim.job_id}),
                 on_end=self._wake_up,
                 clock=self._clock,
-                environment=self._units_environment(),
+                environment=self._environment,
                 settle_s=self._settle_s,
                 judge=Judge(self._check.of_job, self.fitness.blame, self._unfit_counts),
             )
@@ -231,10 +234,6 @@ class Agent(Serving[JobRun]):
         else:
             logger.info("starting a job of kind %s", claim.kind)
             self.runs[claim.attempt_id] = run
-
-    def _units_environment(self) -> dict[str, str]:
-        """Return variables that the jobs' processes have beside those of this process."""
-        return {}
 
     def _devices_for(self, claim: Claim, free: HeldDevices) -> HeldDevices:
         """Return the job's share of the free devices, and give back the others."""

@@ -466,12 +466,22 @@ class JobRun:
             self._timeout = self._timeout.later(self._clock() - begun)
 
     def _start_process(self, process: _Process, gate: socket.socket | None) -> Process:
-        if process.task != "run":
-            return self._launcher.start(self._request(process), "fork", self.devices.descriptors, gate=gate)
-        process.scratch.mkdir(parents=True, exist_ok=True)
-        code = uploaded.write(process.scratch / "code", self._code) if self._code else {}
-        request = self._request(process, process.unit.wrap, code)
-        return self._launcher.start(request, process.unit.start, self.devices.descriptors, gate=gate)
+        unit, scratch, runs = process.unit, process.scratch, process.task == "run"
+        if runs:
+            scratch.mkdir(parents=True, exist_ok=True)
+        code = uploaded.write(scratch / "code", self._code) if self._code and runs else {}
+        visible = ",".join(gpu.uuid for gpu in self.devices.gpus)
+        request = Request(
+            kind=self.claim.kind,
+            spec=self.claim.spec,
+            unit=asdict(unit),
+            scratch=str(scratch),
+            environment={"CUDA_VISIBLE_DEVICES": visible, **self._environment, **code, **unit.environment},
+            ceilings=str(self._ceilings),
+            task=process.task,
+            wrap=[word.replace("{scratch}", str(scratch)) for word in unit.wrap] if runs else [],
+        )
+        return self._launcher.start(request, unit.start if runs else "fork", self.devices.descriptors, gate=gate)
 
     def _after_wrapper(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
         """Return the failure of a wrapper that reported an error of its own, or the unchanged outcome."""
@@ -479,7 +489,7 @@ class JobRun:
         if not (failed or isinstance(outcome, Succeeded)):
             return outcome
         try:
-            error = ask(wrapper.output, succeeded=isinstance(outcome, Succeeded))
+            error = ask(wrapper.output.text(), succeeded=isinstance(outcome, Succeeded))
         except Exception as raised:
             logger.exception("the words of its wrapper cannot be read")
             return Failed("failed", describe_error(raised))
@@ -490,21 +500,6 @@ class JobRun:
     def _next_scratch(self) -> Path:
         self._starts += 1
         return self._scratch / str(self._starts)
-
-    def _request(
-        self, process: _Process, wrap: Sequence[str] = (), code: Mapping[str, str] = MappingProxyType({})
-    ) -> Request:
-        visible = ",".join(gpu.uuid for gpu in self.devices.gpus)
-        return Request(
-            kind=self.claim.kind,
-            spec=self.claim.spec,
-            unit=asdict(process.unit),
-            scratch=str(process.scratch),
-            environment={"CUDA_VISIBLE_DEVICES": visible, **self._environment, **code, **process.unit.environment},
-            ceilings=str(self._ceilings),
-            task=process.task,
-            wrap=[word.replace("{scratch}", str(process.scratch)) for word in wrap],
-        )
 
     def _take(self, message: messages.Message, process: _Process) -> None:
         """Process one message from a unit, except its last one."""
@@ -534,7 +529,7 @@ class JobRun:
         if process.index == 1:
             self._second_began = self._clock()
         if process.task == "run":
-            so_far = self._spool.so_far()
+            so_far = self._spool.replicates.so_far()
             self._left = self._time_left(process) + (f"; {so_far}" if so_far else "")
             self._progress(process.index, process.count, title + self._left)
             self._flush()

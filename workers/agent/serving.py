@@ -90,6 +90,8 @@ class Serving(ABC, Generic[RunT]):
     beginning."""
 
     _capabilities: frozenset[str]
+    _given_back = GivenBack()
+    """How jobs end that run when the worker must end."""
 
     def __init__(self, settings: Settings, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -328,13 +330,9 @@ class Serving(ABC, Generic[RunT]):
             self._drain_until = -math.inf
         if self._clock() >= self._drain_until:
             for run in self.runs.values():
-                run.stop.set(self._given_back())
+                run.stop.set(self._given_back)
         self.join_ended()
         return not self.runs
-
-    def _given_back(self) -> GivenBack:
-        """Return how jobs end that run when the worker must end."""
-        return GivenBack()
 
     def announce(self, state: WorkerState) -> None:
         """Record the worker's state in the store. An unwritable store does not keep the worker from ending."""
@@ -347,7 +345,7 @@ class Serving(ABC, Generic[RunT]):
     def give_back_all(self, error: str | None) -> None:
         """Give all jobs back when the worker ends: others can run them. After an `error` of ours the attempts count."""
         for run in self.runs.values():
-            run.stop.set(GivenBack(error) if error is not None else self._given_back())
+            run.stop.set(GivenBack(error) if error is not None else self._given_back)
         for run in self.runs.values():
             run.join()
         self.runs.clear()

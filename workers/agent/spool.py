@@ -75,7 +75,7 @@ class Spool:
         self.artifacts: list[StoredArtifact] = []
         self._measurements: list[MeasurementRecord] = []
         self._units: list[_UnitResults] = []
-        self._replicates = Replicates()
+        self.replicates = Replicates()
         self._columns: dict[str, tuple[str, list[Column]]] = {}
         """Columns of the tables so far, by table name, after the title of the first unit that reported one."""
         self._table_bytes = self._table_rows = self._verdict_bytes = self._measurement_bytes = 0
@@ -140,10 +140,6 @@ class Spool:
         each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         return f"no case was measured ({each}): {reasons[0]}"
 
-    def so_far(self) -> str:
-        """Say what both sides of a comparison took so far; see `Replicates.so_far`."""
-        return self._replicates.so_far()
-
     def _add_measurement(self, message: Measured) -> None:
         record = record_of(message, self._unit.index)
         self._measurement_bytes += case_bytes(record.case) + 8 * (record.n or 0) + len(record.reason or "")
@@ -158,7 +154,7 @@ class Spool:
             known, _ = self._unit.outcomes.get(record.case_key, ("", None))
             if _weight(record.outcome) > _weight(known):
                 self._unit.outcomes[record.case_key] = record.outcome, record.reason
-            self._replicates.add(record, self._unit.side)
+            self.replicates.add(record, self._unit.side)
 
     def _add_table(self, message: TableMade) -> None:
         table = Table(message.name, message.columns, message.rows)
@@ -307,12 +303,12 @@ class Spool:
 
     def _disagreements(self) -> dict[tuple[int, str], Check]:
         device = (self.environment or {}).get("device")
-        return self._replicates.checks(str(device.get("type")) if isinstance(device, dict) else "")
+        return self.replicates.checks(str(device.get("type")) if isinstance(device, dict) else "")
 
     def forget_results(self) -> None:
         """Forget everything except the log."""
         self._tables, self.artifacts, self._measurements, self._units = [], [], [], []
-        self._replicates = Replicates()
+        self.replicates = Replicates()
 
 
 def public_name(name: str, unit_index: int) -> str:

@@ -177,7 +177,7 @@ class UnitRun:
 
     def _take_output(self, data: bytes) -> None:
         if self._wrapper is not None:
-            self._wrapper.add_output(data)
+            self._wrapper.output.write(data)
         self._listener.output(data)
 
     def _take_messages(self, data: bytes) -> None:
@@ -229,7 +229,8 @@ class Wrapper:
     def __init__(self, command: str, now: float) -> None:
         self._command = command
         self._start_by = now + WRAPPER_START_S
-        self._output = CappedLog(OUTPUT_BYTES, OUTPUT_BYTES, live_bytes=0)
+        self.output = CappedLog(OUTPUT_BYTES, OUTPUT_BYTES, live_bytes=0)
+        """What the command and its unit print."""
         self.started = False
         """True once the unit has sent a message."""
 
@@ -242,14 +243,6 @@ class Wrapper:
     def not_started(self) -> Failed:
         """Return the failure of a command that did not start its unit in time."""
         return self._fail(f"did not start the unit within {WRAPPER_START_S:g} s")
-
-    def add_output(self, output: bytes) -> None:
-        self._output.write(output)
-
-    @property
-    def output(self) -> str:
-        """Return the output of the command and its unit, without the middle if it is long."""
-        return self._output.text()
 
     def failure(self, report: Report, *, unit_succeeded: bool) -> Failed | None:
         """Return the failure of a command that ended by itself while its unit has not failed; None if there is none."""
@@ -267,7 +260,7 @@ class Wrapper:
         return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
 
     def _fail(self, what: str) -> Failed:
-        words = self._output.tail(LAST_WORDS_BYTES).strip()
+        words = self.output.tail(LAST_WORDS_BYTES).strip()
         last = f"; its last words: {words}" if words else ", and said nothing"
         return Failed("invalid_environment", f"{self._command!r}, under which the unit is to run, {what}{last}")
 

@@ -37,13 +37,14 @@ class OneJobAgent(Agent):
 
     _settle_s = 2.0
     _unfit_counts = True
+    _given_back = GivenBack(ENDED)  # the attempt counts: a job that outlasts every allocation must end some time
 
     def __init__(
         self, settings: Settings, database: Database, file: Path, handed: HandOver, variables: dict[str, str]
     ) -> None:
         super().__init__(settings, database)
         self._file = file
-        self._variables = variables
+        self._environment = variables
         self._handed = handed
         self._node = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
         self._has_begun = False
@@ -120,18 +121,11 @@ class OneJobAgent(Agent):
             return HeldDevices()
         return super()._devices_for(claim, free)
 
-    def _units_environment(self) -> dict[str, str]:
-        return self._variables
-
     def _claim_jobs(self) -> None:
         """Claim nothing: there is one job."""
 
     def _drained(self) -> bool:
         return super()._drained() or (self._has_begun and not self.runs)
-
-    def _given_back(self) -> GivenBack:
-        # The attempt counts: a job that outlasts every allocation must end some time.
-        return GivenBack(ENDED)
 
 
 def _opened(settings: Settings) -> tuple[Settings, Database]:
