@@ -1,7 +1,5 @@
 """Runs `profile`: a few steps under torch's profiler, and again under each Nsight tool that the spec asks for."""
 
-from pathlib import Path
-
 from app.specs.profile import ProfileSpec
 from workers.jobs._base import Unit
 from workers.jobs.profile import nsight
@@ -24,15 +22,8 @@ class ProfileRunner:
         tool = torch_profiler if nsight.tool_of(unit) is None else nsight
         tool.run(spec, unit, report)
 
-    def collect(self, spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
-        """Report the files that an Nsight tool has written."""
-        nsight.collect(spec, unit, scratch, report)
-
-    def wrapper_error(
-        self, spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
-    ) -> str | None:
-        """Return the error message of an Nsight tool; None if there is none."""
-        return nsight.error_of(spec, unit, scratch, output, succeeded=succeeded)
+    collect = staticmethod(nsight.collect)
+    wrapper_error = staticmethod(nsight.error_of)
 
 
 RUNNER = ProfileRunner()
