@@ -56,15 +56,10 @@ def capabilities(*, allow_code: bool) -> frozenset[str]:
 
 
 class Agent(Serving[JobRun]):
-    """One worker. `run` returns when a signal has asked for it and the jobs have ended or been given back.
-
-    Args:
-        database: The store's database; the agent does not close it.
-        host: The devices to use; those of this host if None.
-        locks: The locks of these devices; those that all workers of this host share if None.
-        launcher: Starts the jobs' processes; a new one if None.
-        clock: Returns the time in seconds, from any beginning.
-    """
+    """One worker. `run` returns when a signal has asked for it and the jobs have ended or been given back. `database`:
+    the store's; the agent does not close it. `host`: the devices to use, by default those of this host. `locks`: of
+    these devices, by default those that all workers of this host share. `launcher`: starts the jobs' processes; None: a
+    new one. `clock`: returns the time in seconds, from any beginning."""
 
     _settle_s = 0.0
     """Seconds for which a failed job waits for a signal to this agent, of which it may be an effect."""

@@ -28,14 +28,9 @@ def attention_reference(
     queries: Sequence[int], keys: Sequence[int], dtype: torch.dtype, problem: AttentionProblem, *,
     backward: bool, seed: int, device: torch.device, tf32: bool = False,
 ) -> Reference:  # fmt: skip
-    """Make the inputs of a problem of attention.
-
-    Args:
-        queries: Shape of the queries and of the output's gradient.
-        keys: Shape of keys and values.
-        backward: Whether gradients are checked.
-        tf32: Whether this process multiplies float32 matrices in tf32.
-    """
+    """Make the inputs of a problem of attention. `queries`: shape of the queries and of the output's gradient. `keys`:
+    shape of keys and values. `backward`: whether gradients are checked. `tf32`: whether this process multiplies float32
+    matrices in tf32."""
     shapes = queries, keys, keys, queries
 
     def make(name: str, seed: int, size: float) -> Draw:

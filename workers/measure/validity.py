@@ -140,14 +140,9 @@ def check_drift(samples: Sequence[float]) -> Check:
 
 
 def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False, hidden: float | None = None) -> Check:
-    """Check that times had stopped drifting when measuring began: check `steady`.
-
-    Args:
-        steady: as `WarmUp` or `Timing` has it; None: not judged.
-        warmup: number of calls made before measuring.
-        too_slow: True if `steady` was not judged because calls are too long, False if their number was fixed.
-        hidden: the change of times that noise may hide, where it is too large to call them steady.
-    """
+    """Check that times had stopped drifting when measuring began, after `warmup` calls: check `steady`. `steady`: as
+    `WarmUp` or `Timing` has it; None: not judged, since calls are `too_slow`, or else their number was fixed. `hidden`:
+    the change of times that noise may hide, where it is too large to call them steady."""
     if hidden is not None:
         detail = TOO_NOISY if hidden > 1 else f"in this noise a drift of up to {hidden:.0%} would not show"
         return Check("steady", False, f"{detail}, after a warm-up of {warmup}", "note")

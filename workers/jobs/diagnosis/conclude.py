@@ -402,13 +402,8 @@ def _worth(
 
 def answer(step: str, causes: Sequence[Sequence[Scalar]], results: Sequence[Result], joined: Result) -> list[str]:
     """Return the lines that a terminal shows: as many of the causes as MOST_LINES have room for, and all changes.
-
-    Args:
-        step: The first line.
-        causes: The rows of `causes`.
-        results: What each change did.
-        joined: What those that help did together.
-    """
+    `step`: the first line. `causes`: the rows of `causes`. `results`: what each change did; `joined`: those that help,
+    together."""
     if not causes and not results:
         return [step]
     lines: list[str] = []

@@ -63,14 +63,9 @@ def run(spec: DiagnosisSpec, unit: Unit, report: Reporter) -> None:
 
 
 def lost_by(ranks: Ranks, step_ms: float, exposed_ms: float | None, alone: Sequence[Sequence[float]]) -> look.Lost:
-    """Return what the step is lost to: the time of the rank that is slowest where no rank waits for another.
-
-    Args:
-        ranks: The profiled steps.
-        step_ms: The median step.
-        exposed_ms: By how much it is longer than one over a group that moves nothing; None: that was not measured.
-        alone: The ms of each rank's steps over that group; empty: they were not measured.
-    """
+    """Return what the median step is lost to: the time of the rank that is slowest where no rank waits for another.
+    `ranks`: the profiled steps. `exposed_ms`: by how much the step is longer than one over a group that moves nothing;
+    None: that was not measured. `alone`: the ms of each rank's steps over that group; empty: they were not measured."""
     late, turns_ms = skew(alone) if exposed_ms is not None else _seen(ranks)
     late_ms = max(late.values(), default=0.0)
     if any(ranks.places):  # what is not so in the profiled steps, too, is no rank's

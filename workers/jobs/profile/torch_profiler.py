@@ -647,14 +647,9 @@ def why_no_parts(spec: ProfileSpec, names: set[str]) -> str | None:
 
 
 def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int, *, on_gpu: bool) -> tuple[Cost | None, str]:
-    """Return the cost of a part of attention in a phase of one step, and a note on it.
-
-    Args:
-        part: "scores", "softmax" or "values".
-        phase: A phase of the mode, not the optimizer.
-        calls: Number of calls of the part in the forward pass.
-        on_gpu: Whether it ran on a GPU, where autocast computes the softmax in float32.
-    """
+    """Return the cost of a part of attention ("scores", "softmax" or "values") in a phase of one step, other than the
+    optimizer, and a note on it. `calls`: number of calls of the part in the forward pass. `on_gpu`: whether it ran on a
+    GPU, where autocast computes the softmax in float32."""
     layers, passes = spec.model.shape()["num_layers"], spec.new_tokens - 1 if phase == "decode" else 1
     if spec.attention != EAGER:
         return None, f"what attention {spec.attention!r} computes in its parts is not known"

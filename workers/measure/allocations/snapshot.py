@@ -51,15 +51,9 @@ def reserved_in(snapshot: Snapshot, device_index: int) -> int:
 def annotated(
     snapshot: Snapshot, device_index: int, ledger: Ledger, *, phase: str = "", lost: bool = False
 ) -> Snapshot:
-    """Return a snapshot with categories and phases on its entries and blocks.
-
-    Args:
-        snapshot: A snapshot in torch's format. It is not changed.
-        device_index: The device whose history is annotated; other devices' histories are left out.
-        ledger: It has followed this history, or a longer one that ends with it.
-        phase: What has just ended.
-        lost: Whether the beginning of the history is missing.
-    """
+    """Return a snapshot, in torch's format, with categories and phases on its entries and blocks; the given one is not
+    changed. Histories of other devices than this one are left out. `ledger`: it has followed the history, or a longer
+    one that ends with it. `phase`: what has just ended. `lost`: whether the history's beginning is missing."""
     trace: list[Entry] = snapshot["device_traces"][device_index]
     begin, alive = len(ledger.phases) - len(trace), ledger.alive
     kinds, stages = ledger.categories[begin:], ledger.phases[begin:]
