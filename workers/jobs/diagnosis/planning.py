@@ -359,7 +359,8 @@ class _Progress:
         plain = {one: value for one, value in returned.get(0, {}).items() if math.isfinite(value)}
         others = [returned.get(row["unit_index"], {}) for row in self.rows if not row["changes"]]
         drawn = {one[1] for one in plain for its in others if relative(plain[one], its.get(one, plain[one])) > DRAWN}
-        plain = {one: value for one, value in plain.items() if one[1] not in drawn}
+        if drawn:  # what else is the same, such as a learning rate, does not say that losses are
+            plain = {one: plain[one] for one in plain if one[1] not in drawn and "loss" in one[1].lower()}
         found: dict[str, float] = {}
         for row in self.rows:
             key, its = JOINED.join(_names(row)), returned.get(row["unit_index"], {})

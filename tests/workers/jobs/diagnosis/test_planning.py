@@ -245,15 +245,18 @@ def test_each_number_is_compared_with_its_own_size() -> None:
     assert played.found["differences"] == pytest.approx({"fused_optimizer": 0.5, "threads": 0.0})
 
 
-def test_a_number_that_differs_between_processes_of_the_step_as_it_is_tells_nothing_of_a_change() -> None:
+@pytest.mark.parametrize(("same", "expected"), [("loss", {"threads": 0.0}), ("learning_rate", {})])
+def test_a_number_that_differs_between_processes_of_the_step_as_it_is_tells_nothing_of_a_change(
+    same: str, expected: dict[str, float]
+) -> None:
     rates = itertools.count(1.0)
 
     class Rate(dict[str, float]):
         def items(self) -> Any:
-            return {"loss": 2.0, "tokens_per_s": next(rates)}.items()
+            return {same: 2.0, "tokens_per_s": next(rates)}.items()
 
     played = Played(returned={"": Rate(), "threads": Rate()})
-    assert played.found["differences"] == {"threads": 0.0}
+    assert played.found["differences"] == expected
 
 
 @pytest.mark.parametrize(("outcome", "alone"), [("refused", "refused"), ("failed", "inconclusive")])
