@@ -32,7 +32,7 @@ def _why_not(look: Look) -> str | None:
 
 
 def repeats(dataset: Any) -> bool:
-    """Return True if each worker process would give all samples: an iterable dataset that does not share them out."""
+    """Return True if each worker process may give all samples: an iterable dataset that does not share them out."""
     if not isinstance(dataset, IterableDataset):
         return False
     functions = [one for kind in type(dataset).__mro__[:-1] for one in vars(kind).values() if inspect.isfunction(one)]
@@ -52,7 +52,7 @@ def _with_workers(device: torch.device) -> AbstractContextManager[None]:
         if not options.get("num_workers"):
             if repeats(options["dataset"]):
                 raise Unsupported(
-                    "each worker process would read all of its iterable dataset: share it out in __iter__ by "
+                    "each worker process may read all of its iterable dataset, whose class does not share it out by "
                     "torch.utils.data.get_worker_info()"
                 )
             options |= {"num_workers": workers(), "persistent_workers": True}
