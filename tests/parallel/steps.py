@@ -50,12 +50,22 @@ def flags_of_use() -> set[str]:
 
 
 def told_as_lost() -> list[str]:
-    """What a step of one's own, whose optimizer is divided among the ranks, is told to have lost of its gradients."""
+    """What a step of one's own, whose optimizer is divided among the ranks, is told to have lost of its gradients; and
+    how many parameters one with a divided model has."""
 
     def make() -> Any:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         optimizer = parallel.ShardedOptimizer(model.parameters(), torch.optim.AdamW)
         return lambda: (model(torch.ones(2, 4)).sum().backward(), optimizer.step(), optimizer.zero_grad())
+
+    def make_divided() -> Any:
+        model = parallel.FullyShardedDataParallel(nn.Linear(4, 4))
+        return lambda: (model(torch.ones(2, 4)).sum().backward(), model.finish_gradient_synchronization())
+
+    divided = OwnStep()
+    divided.make(make_divided)
+    divided.phases(())
+    assert divided.trainable == 20
 
     own = OwnStep()
     own.make(make)

@@ -225,9 +225,10 @@ class OwnStep:
 
     @property
     def trainable(self) -> int | None:
-        """The number of trainable parameters; None if none at all are known."""
-        known = self.parameters
-        return sum(one.numel() for one in self.trained) if known else None
+        """The number of trainable parameters, whole ones where full sharding of ours has divided them; None if none at
+        all are known."""
+        wholes = [(one, getattr(one, "whole", None)) for one in self.trained]
+        return sum((one if whole is None else whole).numel() for one, whole in wholes) if self.parameters else None
 
     @property
     def trained(self) -> list[torch.Tensor]:
