@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -64,18 +65,13 @@ class HostCheck:
         folder = self._scratch / f"probe-{os.getpid()}-{time.monotonic_ns()}"
         request = Request("", {}, {}, str(folder), {"CUDA_VISIBLE_DEVICES": uuids}, task="probe")
         listener = Listener(message=lambda _message: None, output=lambda _output: None, flush=lambda: None)
-        stop = StopSignal()
-        try:
+        with ExitStack() as at_end:
+            at_end.callback(shutil.rmtree, folder, ignore_errors=True)
+            stop = at_end.enter_context(closing(StopSignal()))
             folder.mkdir(parents=True)
-            process = self._launcher.start(request, "fork", devices.descriptors)
-            try:
-                timeout = Timeout.after(PROBE_S, time.monotonic())
-                outcome = UnitRun(process, listener, stop, timeout=timeout, grace_s=1.0).run()
-            finally:
-                process.close()
-        finally:
-            stop.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            process = at_end.enter_context(closing(self._launcher.start(request, "fork", devices.descriptors)))
+            timeout = Timeout.after(PROBE_S, time.monotonic())
+            outcome = UnitRun(process, listener, stop, timeout=timeout, grace_s=1.0).run()
         if not isinstance(outcome, Failed):
             return None
         if outcome.code == "timeout":
