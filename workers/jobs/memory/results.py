@@ -156,16 +156,11 @@ def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> C
 
 def add_phase(values: Values, recorded: RecordedStretch, phase: str) -> None:
     counters = recorded.counters
-    if counters is None:
-        values.set("peak_memory_mib", phase, [recorded.stretch.peak.total / MIB])
-        values.set("end_memory_mib", phase, [recorded.stretch.end.total / MIB])
-        for name in EACH_PHASE[2:]:
-            values.set(name, phase, None, NO_CACHE)
-        return
-    values.set("peak_memory_mib", phase, [counters.allocated_peak / MIB])
-    values.set("end_memory_mib", phase, [counters.allocated_end / MIB])
-    values.set("memory_reserved_mib", phase, [counters.reserved_peak / MIB])
-    values.set("end_reserved_mib", phase, [counters.reserved_end / MIB])
+    end = recorded.stretch.end.total if counters is None else counters.allocated_end
+    values.set("peak_memory_mib", phase, [height(recorded) / MIB])
+    values.set("end_memory_mib", phase, [end / MIB])
+    values.set("memory_reserved_mib", phase, None if counters is None else [counters.reserved_peak / MIB], NO_CACHE)
+    values.set("end_reserved_mib", phase, None if counters is None else [counters.reserved_end / MIB], NO_CACHE)
     add_fragmentation(values, recorded, phase)
 
 
