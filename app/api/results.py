@@ -13,7 +13,7 @@ from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery,
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices, slow
 from app.api.streaming import sent
-from app.api.tables import TextQuery, in_every_format, split, written
+from app.api.tables import MAX_LIMIT, TextQuery, in_every_format, split, written
 from app.store.reading.queries import MAX_MEASUREMENTS
 from flopwatch.table_options import Format
 
@@ -47,8 +47,8 @@ class RowsQuery(TextQuery):
     format: Format = "json"
     sort: Text | None = None
     """A column to sort by; `-column` sorts in descending order. Unknown values come last."""
-    limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
-    """The largest number of rows; by default 10 000 in JSON, and all in the other formats."""
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
+    """The largest number of rows; by default all. JSON has 10 000 at most, and `next`."""
     after: Cursor | None = None
     unit: Annotated[int, Field(ge=0, le=MAX_UNIT)] | None = None
     """The index of a unit; by default the rows of all units."""
@@ -60,7 +60,7 @@ class RowsQuery(TextQuery):
         return results.Excerpt(
             unit=self.unit,
             sort=self.sort,
-            limit=MAX_ROWS if self.limit is None and self.format == "json" else self.limit,
+            limit=min(self.limit or MAX_ROWS, MAX_ROWS) if self.format == "json" else self.limit,
             after=int(self.after or 0),
             columns=split(self.columns),
             where=self.where,  # type: ignore[arg-type]  # pairs, once validated

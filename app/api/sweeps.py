@@ -30,11 +30,11 @@ from app.api.parameters import (
     idempotency,
 )
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
-from app.api.results import MAX_ROWS, RowsQuery
+from app.api.results import RowsQuery
 from app.api.schemas import DryRun, Page, Sweep, SweepTable
 from app.api.services import CurrentServices, Services, slow
 from app.api.specs import known_names, unknown_names
-from app.api.tables import in_every_format, written
+from app.api.tables import MAX_LIMIT, in_every_format, written
 from app.errors import FieldError, InvalidRequest, did_you_mean
 from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location, field_error, without_effect
@@ -264,7 +264,7 @@ def get_sweep(services: CurrentServices, sweep_id: SweepId) -> Response:
 class SweepTableQuery(RowsQuery):
     """The rows of a table of a sweep's jobs."""
 
-    limit_per_job: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
+    limit_per_job: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
     """The largest number of rows of each job, the first in the order of `sort`: 1 for the kernel of each configuration
     that takes the most time."""
 

@@ -158,7 +158,7 @@ def profiled(site: Any, measured: Any, reported: Any) -> str:
     return f"/jobs/{job_id}"
 
 
-def test_own_tables(site: Any, profiled: str) -> None:
+def test_own_tables(site: Any, profiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = site.http.get(f"{profiled}/tables").json()
     assert listed["next"] is None
     odd, kernels = listed["data"]
@@ -170,6 +170,10 @@ def test_own_tables(site: Any, profiled: str) -> None:
     assert [row["unit_index"] for row in table["rows"]] == [0, 0, 0, 1]
     assert site.http.get(odd["url"]).json()["rows"] == [{"unit_index": 1, "x": 1}], "a name may have a slash"
     assert site.http.get(kernels["url"], params={"unit": 1}).json()["rows"] == table["rows"][3:]
+    monkeypatch.setattr("app.api.results.MAX_ROWS", 3)
+    page = site.http.get(kernels["url"], params={"limit": 20_000}).json()
+    assert (page["rows"], page["next"]) == (table["rows"][:3], "3")
+    assert len(site.http.get(kernels["url"], params={"limit": 20_000, "format": "csv"}).text.splitlines()) == 5
 
 
 @pytest.mark.parametrize(
