@@ -199,11 +199,11 @@ def make_slower_step(device):
     return lambda: time.sleep(5e-3 * (next(calls) > 4))
 
 
-def make_compiled_step(device):
+def make_compiled_step(device, compiles):
     @torch.compile(backend="eager")
     def twice(x):
         torch._dynamo.graph_break()
-        return x + x
+        return x + x if compiles else x.tolist()
 
     return lambda: twice(torch.ones(8, device=device))
 
@@ -342,8 +342,9 @@ def test_what_optimizers_have_copies_of_is_a_parameter_and_an_average_alone(run:
     assert medians(run("benchmark", make))["parameters"] == 8 * 8 + 8
 
 
-def test_a_break_in_what_a_step_compiles_is_a_note(run: Run, fresh_compiler: None) -> None:
-    check = run("benchmark", "make_compiled_step").check("graph_breaks")
+@pytest.mark.parametrize(("compiles", "name"), [(True, "graph_breaks"), (False, "eager_fallback")])
+def test_what_a_step_leaves_uncompiled_is_a_note(run: Run, fresh_compiler: None, compiles: bool, name: str) -> None:
+    check = run("benchmark", "make_compiled_step", arguments={"compiles": compiles}).check(name)
     assert (check["ok"], check["severity"]) == (False, "note")
 
 

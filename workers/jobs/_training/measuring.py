@@ -15,7 +15,7 @@ from workers.jobs._training.fp8 import report_layers
 from workers.jobs._training.metrics import ISOLATED, Pacing, add_memory, add_times, metrics_of, work_of_step
 from workers.jobs._values import GPU_ONLY, Values
 from workers.measure.check import Check, check_cores
-from workers.measure.compilation import compilation
+from workers.measure.compilation import Compilation, compilation
 from workers.measure.warmup import MIN_CALLS, min_calls
 from workers.reporter import Reporter
 
@@ -204,7 +204,7 @@ def check_times(
             checks.append(cores)
     inner = training.step if training.graphed is None else training.graphed.step
     checks += check_gradients(getattr(inner, "without_gradient", None))
-    if spec.compile or (spec.step_code is not None and compilation().graphs):
+    if spec.compile or (spec.step_code is not None and compilation() != Compilation()):
         checks += monitor.compilation_checks(warmup_steps=times.warmup, own=training.own is not None)
     if device.type == "cuda":
         checks += check_phases(statistics.median(times.step), statistics.median(times.left))
