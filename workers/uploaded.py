@@ -139,13 +139,17 @@ def implementation(code: CodeSpec, of: str = "attention") -> Implementation:
 
 
 def _features(function: Any) -> frozenset[str]:
-    """Return the options of attention that a function has arguments for. Inputs with fewer key heads need none."""
+    """Return the options of attention that a function has arguments for: all, if it ends with `**options`. Inputs with
+    fewer key heads need none."""
     try:
-        names = set(inspect.signature(function).parameters)
+        kinds = {name: argument.kind for name, argument in inspect.signature(function).parameters.items()}
     except (TypeError, ValueError):  # one in another language has no signature
-        names = set()
-    documents = {"document_lengths"} if "document_ends" in names else set()
-    return FEATURES & (names | documents | {"num_kv_heads"})
+        kinds = {}
+    # (*args, **kwargs) is what any callable has that has no signature of its own, as Function.apply.
+    if inspect.Parameter.VAR_KEYWORD in kinds.values() and inspect.Parameter.VAR_POSITIONAL not in kinds.values():
+        return FEATURES
+    documents = {"document_lengths"} if "document_ends" in kinds else set()
+    return FEATURES & (kinds.keys() | documents | {"num_kv_heads"})
 
 
 def content(code: CodeSpec) -> bytes:

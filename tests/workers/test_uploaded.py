@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from app.specs._code import CodeSpec
+from kernels.registry import FEATURES
 from workers import uploaded
 from workers.measure import position
 from workers.outcome import InvalidEnvironment
@@ -310,6 +311,8 @@ def test_an_autograd_function_and_an_implementation_will_do(put: Put) -> None:
     q = torch.ones(1, 1, 2, 2)
     assert torch.equal(own.function(q, q, q, False), q)
     assert own.features == {"num_kv_heads"}
+    wrapper = "\ndef wrapper(q, k, v, is_causal, **options):\n    return Mine.apply(q, k, v, is_causal)\n"
+    assert uploaded.implementation(put(source + wrapper, "wrapper")).features == FEATURES
     assert own.devices == {"cpu", "cuda"}
     declared = uploaded.implementation(put(source, "declared"))
     assert declared.name.startswith("declared@")
