@@ -116,6 +116,8 @@ class AdamW(Optimizer):
         if not state:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise RuntimeError("AdamW takes no sparse gradients: make them dense (sparse=False)")
+            if parameter.is_complex():  # whose parts have a moment each
+                raise RuntimeError("AdamW takes no complex parameters, which torch's does (torch_adamw)")
             dtype = torch.float32 if group["master_weights"] else parameter.dtype
             state["step"] = self._counter(parameter, group)
             state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)

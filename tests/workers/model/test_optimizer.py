@@ -117,11 +117,12 @@ def test_adamw_returns_the_closures_loss() -> None:
     torch.testing.assert_close(parameter.detach(), torch.tensor([2.9]))  # the first step has the size of lr
 
 
-def test_adamw_refuses_sparse_gradients() -> None:
-    layer = nn.Embedding(3, 2, sparse=True)
-    layer(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="no sparse gradients"):
-        AdamW(layer.parameters()).step()
+def test_adamw_refuses_sparse_gradients_and_complex_parameters() -> None:
+    layer, number = nn.Embedding(3, 2, sparse=True), nn.Parameter(torch.ones(1, dtype=torch.complex64))
+    (layer(torch.tensor([1])).sum() + number.abs()).backward()
+    for parameter, words in ((layer.weight, "no sparse gradients"), (number, "no complex parameters, .*torch_adamw")):
+        with pytest.raises(RuntimeError, match=words):
+            AdamW([parameter]).step()
 
 
 @pytest.mark.parametrize("options", [{"lr": -1}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1.0}])
