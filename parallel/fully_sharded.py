@@ -398,7 +398,7 @@ class FullyShardedDataParallel(nn.Module):
     def _check_first_order(self, name: str) -> None:
         """Raise RuntimeError if in the first forward pass this rank runs another unit than the others: gloo would end
         the process where their sizes differ."""
-        if not self._previous_order and not _in_backward():
+        if not self._previous_order and not _in_backward() and any(unit.sharded for unit in self.units):
             try:
                 check_same_everywhere("order", name, self._device, self.group)
             except RuntimeError as error:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import parallel
+from parallel.collectives import recorded
 from tests.parallel.training import (
     WRAPPERS,
     close,
@@ -389,6 +390,10 @@ def branches_of_whole_units() -> None:
     model.finish_gradient_synchronization()
     sum((alone(x, norm).square().sum() / 2 for norm in range(2)), start=torch.zeros(())).backward()
     same_gradients(model, alone)
+    undivided = parallel.FullyShardedDataParallel(nn.LayerNorm(4).to(device()))
+    with recorded(device()) as timeline:
+        undivided(x)
+    assert timeline.intervals() == [], "there is no order to compare"
 
 
 def wrapped_twice() -> dict[str, list[str]]:
