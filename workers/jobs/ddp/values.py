@@ -419,8 +419,7 @@ def check_times(
         checks.append(check_cores(spec.resources().devices, "ranks"))
     if spec.attention == "triton":
         checks += check_kernels(device)
-    if spec.compile:
-        checks += check_graphs(turns)
+    checks += check_graphs(spec, turns)
     return checks
 
 
@@ -447,11 +446,15 @@ def check_host(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> Check:
     return replace(check, detail=detail)
 
 
-def check_graphs(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:
-    """Check for compilation in the measured steps of the turn that had the most of it."""
+def check_graphs(spec: DdpSpec, turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:
+    """Check for compilation in the measured steps of the turn that had the most of it; no check if nothing compiles."""
     from workers.measure.validity import check_compilation
 
     ranks = [rank for turn in turns for rank in turn]
     worst = max(ranks, key=lambda rank: rank["graphs_after"]["graphs"] - rank["graphs_before"]["graphs"])
     before, after = Compilation(**worst["graphs_before"]), Compilation(**worst["graphs_after"])
-    return check_compilation(before, after, warmup_steps=worst["warmup"])
+    own = spec.step_code is not None
+    compiles = own and any((after.graphs, after.graph_breaks, after.frames_not_compiled))
+    if not (spec.compile or compiles):
+        return []
+    return check_compilation(before, after, warmup_steps=worst["warmup"], own=own)

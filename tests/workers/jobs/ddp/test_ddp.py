@@ -10,6 +10,7 @@ import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,7 @@ from workers.jobs.ddp.values import (
     add_overlap,
     add_values,
     check_communicates,
+    check_graphs,
     check_host,
     check_parity,
     metrics,
@@ -68,6 +70,7 @@ from workers.jobs.ddp.values import (
     turns_of,
 )
 from workers.measure import validity
+from workers.measure.compilation import Compilation
 from workers.measure.memory import memory_meter
 from workers.outcome import Crashed
 
@@ -250,6 +253,13 @@ def test_a_step_of_ones_own_whose_ranks_exchange_nothing_is_suspect(fields, time
     # Of steps that share gradients now and then a median would be 0.
     known = spec.step_code is not None and times_ms not in (None, [0.0, 0.1])
     assert (found.samples("communication_percent", None) is not None) == known
+
+
+@pytest.mark.parametrize(("fields", "graphs"), [({"step_code": CODE}, 2), ({"step_code": CODE}, 0), ({}, 2)])
+def test_what_a_step_of_ones_own_compiles_while_it_is_measured_is_told(fields: dict[str, Any], graphs: int) -> None:
+    before, after = (asdict(Compilation(graphs=number)) for number in (graphs // 2, graphs))
+    found = check_graphs(parsed(**fields), [[{"graphs_before": before, "graphs_after": after, "warmup": 3}]])
+    assert [check.name for check in found if not check.ok] == ["recompiles"] * bool(fields and graphs)
 
 
 def test_ranks_that_train_different_models_are_suspect(run: Any) -> None:
