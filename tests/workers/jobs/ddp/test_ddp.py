@@ -122,7 +122,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "flat": {"strategy": "flat"},
     "sends slowly, flat": {"strategy": "flat", "measure_steps": 3},
     "sends nothing, flat": {"strategy": "flat"},
-    "has state, bucketed": {"strategy": "bucketed", "accumulation_steps": 2},
+    "has state, bucketed": {"strategy": "bucketed", "accumulation_steps": 2, "optimizer": "torch_adamw"},
     "forgets one, flat": {"strategy": "flat", "precision": "bf16"},
     "lacks a rank of 64, flat": {"strategy": "flat", "precision": "bf16", "parameter_dtype": "bf16"},
     "does not fit, flat": {"strategy": "flat"},
