@@ -62,7 +62,8 @@ def linear_cross_entropy(
     gradients of each chunk, whose logits it then frees. Unlike there, the weight's gradient is summed in float32 and
     scaled last: an fp16 gradient of a mean over many rows would vanish.
 
-    Under autocast, products are in its dtype. There are no second derivatives, no forward mode and no torch.func.
+    Under autocast, products are in its dtype, except those of float64. There are no second derivatives, no forward mode
+    and no torch.func.
 
     Args:
         hidden: (…, d_model), floating point.
@@ -92,7 +93,7 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():  # inside of an autograd.Function tensors do not tell
         hidden, weight = hidden.detach(), weight.detach()
     dtype = hidden.dtype
-    if torch.is_autocast_enabled(hidden.device.type):
+    if dtype != torch.float64 and torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
     compute: SoftmaxGradient = softmax_gradient
     if ignore_index != IGNORE_INDEX or label_smoothing:
@@ -121,7 +122,9 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int = I
         raise ValueError(f"expected integers as targets, not {targets.dtype}")
     if not hidden.device == weight.device == targets.device:
         raise ValueError(f"hidden, weight and targets are on {hidden.device}, {weight.device} and {targets.device}")
-    is_one = hidden.dtype == weight.dtype or torch.is_autocast_enabled(hidden.device.type)
+    dtypes = hidden.dtype, weight.dtype
+    # Autocast leaves float64 as it is.
+    is_one = len(set(dtypes)) == 1 or (torch.float64 not in dtypes and torch.is_autocast_enabled(hidden.device.type))
     if not (is_one and hidden.is_floating_point() and weight.is_floating_point()):
         raise ValueError(f"expected hidden and weight of one floating-point dtype, not {hidden.dtype}, {weight.dtype}")
     if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():

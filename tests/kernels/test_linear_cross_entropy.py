@@ -78,6 +78,15 @@ def test_the_loss_in_chunks_under_autocast(dtype: torch.dtype) -> None:
         assert (mine - theirs).norm() < 0.02 * theirs.norm()
 
 
+def test_autocast_leaves_float64_as_it_is() -> None:
+    hidden, weight = torch.randn(8, 5).double(), torch.randn(61, 5).double()
+    right = linear_cross_entropy(hidden, weight, torch.arange(8))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear_cross_entropy(hidden, weight, torch.arange(8)), right)
+        with pytest.raises(ValueError, match=r"one floating-point dtype, not torch\.float64, torch\.float32"):
+            linear_cross_entropy(hidden, weight.float(), torch.arange(8))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_gpu_adds_products_up_without_rounding_them_before(dtype: torch.dtype) -> None:
