@@ -126,7 +126,7 @@ class ShardedOptimizer(Optimizer):
         group = self.param_groups[-1]
         self._divide(group["params"])
         self._local.add_param_group(self._local_group(group))
-        self._take_over()
+        group.update(_hyperparameters(self._local.param_groups[-1]))
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> None:  # type: ignore[override]
         """Update every parameter on every rank.
@@ -156,6 +156,8 @@ class ShardedOptimizer(Optimizer):
         settings = [_hyperparameters(group) for group in self.param_groups]
         counters = {name: value for name, value in vars(self._local).items() if isinstance(value, int | float)}
         members = [group["params"] for group in self._local.param_groups]
+        for group, setting in zip(self._local.param_groups, settings, strict=True):
+            group.update(setting)  # also on a rank that updates nothing
         works: list[Work] = []
         with torch.no_grad():
             try:

@@ -435,9 +435,10 @@ def optimizer_groups() -> None:
         made.append(optimizer)
     step_all(model, alone, *made, range(2))
     for one, optimizer in zip((model, alone), made, strict=True):
+        optimizer.param_groups[1]["lr"] = 0.02  # as by a scheduler
         optimizer.add_param_group({"params": [one.embedding.weight], "lr": 0.05})
     step_all(model, alone, *made, range(2, 4))
-    assert [group["lr"] for group in made[0].param_groups] == [0.1, 0.01, 0.05]
+    assert [group["lr"] for group in made[0].param_groups] == [0.1, 0.02, 0.05]
     assert made[0].param_groups[0]["betas"] == (0.9, 0.999)
 
 
@@ -871,7 +872,10 @@ def few(what: str) -> None:
         model(part(inputs)).square().mean().backward()
         model.finish_gradient_synchronization()
         alone(inputs.to(device())).square().mean().backward()
+        for one in (ours, theirs):
+            one.param_groups[0]["lr"] *= 0.5  # as some schedulers do
         make_steps(ours, theirs)
+    assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"], "also on ranks without parameters"
     weight = model.full_state_dict()["weight"] if what == "fully sharded" else model.module.weight
     close(weight, alone.weight, "weight")
 
