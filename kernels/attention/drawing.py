@@ -17,12 +17,15 @@ from .problem import AttentionProblem
 
 SPREADS: Final = {"nearly equal scores": 0.5, "unequal scores": 2.0, "large scores": 60.0}
 """Standard deviations of the scaled scores."""
+LARGEST_PRODUCT: Final = 1e4
+"""Largest standard deviation of the products of q and k, which overflow in float16 from 65 504 on."""
 
 
 def size_for(spread: float, problem: AttentionProblem, head_dim: int) -> float:
-    """Return the standard deviation of the elements of q and k that gives scaled scores this one."""
+    """Return the standard deviation of the elements of q and k that gives scaled scores this one, or, with a small
+    scale, as much as float16 has room for."""
     scale = 1 / math.sqrt(head_dim) if problem.scale is None else problem.scale
-    return math.sqrt(spread / (scale * math.sqrt(head_dim)))
+    return math.sqrt(min(spread / scale, LARGEST_PRODUCT) / math.sqrt(head_dim))
 
 
 def draw(

@@ -1,6 +1,7 @@
 """What the judge notices: planted faults, and no fault of honest kernels."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -51,6 +52,15 @@ def test_the_roundings_of_kernels_on_gpus_are_right(length: int, dtype: torch.dt
     )
     for draw in draws(reference):
         assert judge(operation, reference, draw).wrong is None, draw.name
+
+
+@pytest.mark.parametrize("name", ["eager", "tiled"])
+def test_float16_has_room_for_the_scores_of_a_small_scale(name: str) -> None:
+    problem, shape = AttentionProblem(num_heads=2, scale=0.001), (1, 2, 96, 64)
+    reference = attention_reference(shape, shape, torch.float16, problem, backward=True, seed=0, device=CPU)
+    function = partial(ATTENTION.load(name).function, scale=0.001)
+    operation = Operation(function, reference.inputs, reference.grad_out)
+    assert [judge(operation, reference, draw).wrong for draw in draws(reference)] == [None] * 4
 
 
 def test_messages_call_an_operations_inputs_as_its_plain_pytorch_does() -> None:
