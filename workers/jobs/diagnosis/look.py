@@ -747,7 +747,8 @@ def _running(
 ) -> None:
     """Add the time in which kernels ran: to `lost` by the lines that they are due to, those of the forward pass, and to
     `device`, where none is known, by what the kernels compute."""
-    read = idle.inside(idle.host_reads(places.profile.recording))
+    host = places.profile.recording.host
+    read, updates = idle.inside(idle.host_reads(places.profile.recording)), idle.inside(idle.updating(host))
     kernels = [
         work
         for work in traced.work
@@ -757,7 +758,7 @@ def _running(
     for work in kernels:
         name, place = classes.classify(work), places.at(work.made_ns)
         cause = "kernels"
-        if name == classes.OPTIMIZER or any(idle.UPDATES.match(one) for one in work.ranges):
+        if name == classes.OPTIMIZER or updates(work.made_ns):
             cause = OPTIMIZER
         elif DOUBLE in work.shapes:
             cause = "precision"

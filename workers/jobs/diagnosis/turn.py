@@ -18,7 +18,6 @@ from workers.jobs._base import Unit
 from workers.jobs._profiled import profile_steps
 from workers.jobs._training import building, measuring
 from workers.measure.errors import NotMeasured
-from workers.measure.spans import merged
 from workers.measure.table import Column, Scalar
 from workers.outcome import RunnerError
 from workers.reporter import Reporter
@@ -115,7 +114,7 @@ def kept_kernels(profile: Profile) -> int:
     from workers.measure.profiling import classes, idle
 
     host = profile.recording.host
-    updates = idle.inside(merged((one.begin_ns, one.end_ns) for one in host if idle.UPDATES.match(one.name)))
+    updates = idle.inside(idle.updating(host))
     of_updates = {one.id for one in host if one.kind == "launch" and updates(one.begin_ns)}
     kernels = [one for one in profile.recording.device if one.kind == "kernel" and one.launch not in of_updates]
     return sum(classes.class_of_kernel(one.name) in (classes.MATMUL, classes.ATTENTION) for one in kernels)

@@ -198,6 +198,15 @@ def loading(recording: Recording) -> list[tuple[int, int]]:
     )
 
 
+def updating(events: Sequence[HostEvent]) -> list[tuple[int, int]]:
+    """Return when optimizers update parameters: after the backward pass of a closure that they are given."""
+    backward = [one for one in events if one.kind == "backward"]
+    updates = merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
+    return [
+        (max([begin, *(one.end_ns for one in backward if begin <= one.begin_ns < end)]), end) for begin, end in updates
+    ]
+
+
 @contextmanager
 def reads_named() -> Iterator[None]:
     """Name the texts that are made of tensors for the profiler: their numbers are read."""
@@ -335,7 +344,7 @@ class _Host:
         calls = [(one.begin_ns, one.end_ns) for one in synchronisations(recording)]
         self.waiting = merged([*calls, *host_reads(recording)])
         self._calls = sorted(begin for begin, _ in calls)
-        self.updating = merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
+        self.updating = updating(events)
         self.updates = inside(self.updating)
         self.collecting = merged((one.begin_ns, one.end_ns) for one in events if one.name == COLLECTS)
         self.compiling = merged((one.begin_ns, one.end_ns) for one in events if one.name.endswith(COMPILING))

@@ -125,6 +125,8 @@ def test_a_counterfactual_with_other_products_is_thrown_away(monkeypatch: pytest
     profile: Any = SimpleNamespace(recording=Recording(events, kernels))
     monkeypatch.setattr(turn, "profile_steps", lambda *_arguments, **_options: (profile, [], {}))
     assert turn.kept_kernels(profile) == 2
+    closure: Any = SimpleNamespace(recording=Recording([*events, host("MmBackward0", 9, 11, "backward")], kernels))
+    assert turn.kept_kernels(closure) == 3, "a closure's passes stay without the update"
     training: Any = SimpleNamespace(own=None)
     turn._check_kernels(training, 2, Report(tmp_path))
     with pytest.raises(RunnerError, match=r"2 matrix products .* 3"):
@@ -194,6 +196,16 @@ def test_a_whole_step_of_ours_that_is_a_cuda_graph_has_one_phase() -> None:
     assert busy_percent == pytest.approx(100 * 0.84 / 0.95)
     assert {cause for cause, _ in lost} == {"kernels", "launches"}
     assert gaps[0][2::2] == ["kernels", "train.py:2 step"], "the line that launches it"
+
+
+def test_kernels_of_a_closure_are_none_of_the_update() -> None:
+    update, node = host("Optimizer.step#SGD.step", 12, 980, "range"), host("MmBackward0", 25, 40, "backward")
+    launches = [host("cudaLaunchKernel", at, at + 2) for at in (21, 61)]
+    events = [STEP, host("graph", 10, 990, "range"), update, launches[0], node, launches[1]]
+    recording = Recording(events, [kernel(21, 25, 500), kernel(61, 500, 900)])
+    lost, _, _ = on_gpu(recording, {1: 1, 15: 2, 55: 3}, 0.9, cuda_graph=True)
+    of = {cause: where[:15] for cause, where in lost if cause in ("optimizer", "kernels")}
+    assert of == {"kernels": "train.py:2 step", "optimizer": "train.py:3 step"}
 
 
 def test_kernels_of_operators_in_float64_are_told_as_such() -> None:

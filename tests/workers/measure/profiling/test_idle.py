@@ -193,6 +193,13 @@ def test_the_host_in_an_optimizer_or_collecting_garbage_is_told_apart(made: Made
     assert made.classes(600) == {"optimizer": 195 + 5, "launches": 10 + 15 + 5, "host": 70, RUNNING: 300}
 
 
+def test_a_closures_passes_are_none_of_the_update_that_follows_them(made: Made) -> None:
+    made.on_host("Optimizer.step#AdamW.step", 0, 300, "range")
+    made.on_host("MmBackward0", 50, 100, "backward")
+    made.launch(195, 200, 300)
+    assert made.classes(300) == {"launches": 100, "optimizer": 95 + 5, RUNNING: 100}
+
+
 def test_steps_in_a_row_last_from_the_end_of_one_ones_work_to_that_of_the_next(made: Made) -> None:
     made.launch(0, 5, 100)  # a warm-up step, which the host issues in 10
     made.launch(12, 100, 180)
