@@ -1,9 +1,10 @@
 """No waiting for input: loaders return their first batches again and again."""
 
 import copy
+import dataclasses
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,8 +36,18 @@ def _length(loader: Any) -> int | None:
         return None
 
 
+def _leaves(batch: Any) -> Iterator[Any]:
+    for one in tree_leaves(batch):
+        if isinstance(one, Mapping):  # such as transformers' BatchEncoding
+            yield from _leaves(dict(one))
+        elif dataclasses.is_dataclass(one):
+            yield from _leaves([getattr(one, each.name) for each in dataclasses.fields(one)])
+        else:
+            yield one
+
+
 def _size(batch: Any) -> int:
-    return sum(getattr(one, "nbytes", 1) for one in tree_leaves(batch))
+    return sum(getattr(one, "nbytes", 1) for one in _leaves(batch))
 
 
 def _again(batch: Any) -> Any:
@@ -52,7 +63,7 @@ def _from_memory(device: torch.device) -> AbstractContextManager[None]:
         if self not in kept:
             kept[self] = list(itertools.islice(plain(self), KEPT))
             # Pinned, as the cure's are: else the copies would take longer than with it.
-            if device.type == "cuda" and not any(getattr(one, "is_cuda", False) for one in tree_leaves(kept[self])):
+            if device.type == "cuda" and not any(getattr(one, "is_cuda", False) for one in _leaves(kept[self])):
                 kept[self] = pin_memory.pin_memory(kept[self])  # type: ignore[no-untyped-call]
             sizes = [_size(batch) for batch in kept[self]]
             if len(sizes) != _length(self) and max(sizes, default=0) > ALIKE * min(sizes, default=0):

@@ -1,5 +1,6 @@
 """float32 where the code asks for float64."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,6 +51,7 @@ def _single(_device: torch.device) -> Iterator[None]:
     places = [(torch.Tensor, name) for name in OF_TENSORS] + [(torch, name) for name in OF_TORCH]
     instead = all_replaced(single, *places), replaced(torch.Tensor, "double", floats)
     with used("its float64 is asked for in other ways") as called, instead[0], instead[1]:
+        os.register_at_fork(after_in_parent=called)  # what a loader's worker processes ask for is not seen here
         yield
 
 

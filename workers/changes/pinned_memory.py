@@ -59,12 +59,16 @@ class _Pinned:
     def into(self, plain: Any) -> Any:
         """Return the method `copy_` that copies from pinned memory."""
 
-        def copy_(tensor: Any, src: Any, non_blocking: bool = False) -> Any:
-            if not tensor.is_cuda or not _may_be_pinned(src):
-                return plain(tensor, src, non_blocking)
-            return plain(tensor, self.of(src), True)
+        def copy_(tensor: Any, other: Any, non_blocking: bool = False) -> Any:
+            if not tensor.is_cuda or not _may_be_pinned(other):
+                return plain(tensor, other, non_blocking)
+            return plain(tensor, self.of(other), True)
 
         return copy_
+
+
+def _unless_on_gpu(plain: Any) -> Any:
+    return lambda tensor, *given, **options: tensor if tensor.is_cuda else plain(tensor, *given, **options)
 
 
 def _may_be_pinned(tensor: Any) -> bool:
@@ -79,7 +83,9 @@ def _pinned(device: torch.device) -> Iterator[None]:
     pinned = _Pinned()
     copies = all_replaced(pinned.instead, (torch.Tensor, "to"), (torch.Tensor, "cuda"))
     into = all_replaced(pinned.into, (torch.Tensor, "copy_"))
-    with loaders_made(lambda options: options.update(to_pin)), copies, into:
+    # A loader whose batches are on the GPU already would fail.
+    pins = all_replaced(_unless_on_gpu, (torch.Tensor, "pin_memory"))
+    with loaders_made(lambda options: options.update(to_pin)), copies, into, pins:
         yield
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.attention import SDPBackend
 from torch.utils import checkpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from app.specs import KINDS
 from workers.changes import CHANGES
@@ -30,6 +30,11 @@ from workers.outcome import Unsupported
 
 ARRAY = torch.ones(3, dtype=torch.float64).numpy()
 CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Fields:
+    of: dict[str, torch.Tensor]
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
@@ -247,6 +252,12 @@ def test_what_asks_for_float64_gets_float32(make: Callable[[torch.Tensor], torch
     assert make(x).dtype == torch.float64, "nothing is left behind"
 
 
+def test_what_worker_processes_ask_for_is_not_said_to_be_nothing() -> None:
+    with load("float32").before(CPU):
+        loader = DataLoader(TensorDataset(torch.ones(2)), collate_fn=lambda _: torch.from_numpy(ARRAY), num_workers=1)
+        assert next(iter(loader)).dtype == torch.float32
+
+
 def test_batches_from_memory_are_pinned_for_a_gpu_as_those_of_the_cure_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.utils.data._utils.pin_memory.pin_memory", lambda batches: [-one for one in batches])
     with load("batches_from_memory").before(torch.device("cuda")):
@@ -270,6 +281,10 @@ def test_batches_from_memory_are_as_they_were_and_alike() -> None:
         assert [batch.pop("label").tolist() for batch in loader] == [[2, 2]] * 4
         with pytest.raises(Unsupported, match="differ in size"):
             iter(DataLoader([torch.ones(one) for one in (1, 2, 3)], batch_size=None))  # type: ignore[arg-type]
+        for kind in (UserDict, Fields):
+            padded = [kind({"ids": torch.ones(one)}) for one in (1, 2, 3)]
+            with pytest.raises(Unsupported, match="differ in size"):
+                iter(DataLoader(padded, batch_size=None))  # type: ignore[arg-type]
         assert len(list(DataLoader(Numbers(), batch_size=600))) == 2, "these are all"
         boxes = [{"image": torch.ones(100), "boxes": torch.ones(number)} for number in (1, 2, 3)]
         assert len(list(DataLoader(boxes, batch_size=None))) == 3, "almost alike"  # type: ignore[arg-type]
@@ -410,9 +425,12 @@ def test_a_tensor_is_pinned_once_unless_it_may_have_changed(monkeypatch: pytest.
     for one in (torch.ones(2, requires_grad=True), nn.Parameter(torch.ones(2)), torch.eye(2).to_sparse()):
         assert copy(one, "cuda") == (one, {}), "its gradient would be lost, or it has no elements to pin"
     into = pinned.into(lambda _tensor, source, non_blocking: (source, non_blocking))
-    assert into(Number(), own_memory) == (pinned.of(own_memory), True)
+    assert into(Number(), other=own_memory) == (pinned.of(own_memory), True)
     with torch.inference_mode():
         assert copy(torch.ones(2), "cuda")[0].tolist() == [1, 1]
+    with load("pinned_memory").before(torch.device("cuda")):
+        number = Number()
+        assert torch.Tensor.pin_memory(number) is number, "it is on the GPU already"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("precision", "why"), [("fp32", None), ("bf16", "none of its matrix products is in float32")])
