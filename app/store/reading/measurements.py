@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, ScalarSelect, Select, Text, cast, func, select, tuple_, union_all
@@ -327,9 +328,12 @@ def first_measurements(
     """Return the first jobs, with all their measurements as above, and whether anything is left out.
 
     At most MAX_BEGINNING measurements are read. If the first job that has any has more, only its completely read cases
-    are returned; if it has several units, which may measure the same cases again, all.
+    are returned; if it has several units, which may measure the same cases again, all. So are those of searches, whose
+    jobs are in another order than rows are read.
     """
     recorded = _recorded(jobs)
+    if any(former.id > job.id for former, job in pairwise(jobs)):
+        return list(jobs), measurements(snapshot, jobs, statistic), False
     rows = _read(snapshot, _of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1))
     if len(rows) <= MAX_BEGINNING:
         return list(jobs), rows, False

@@ -38,12 +38,15 @@ def test_environments_of_one_side(database: Database, shop: Shop) -> None:
     assert [hosts(database, [job], side) for side in sides] == [["a"], ["b"]]
 
 
-def test_the_first_measurements_are_of_the_job_that_is_read_first(database, shop, record, monkeypatch) -> None:
+def test_the_first_measurements_are_of_the_job_that_is_listed_first(database, shop, record, monkeypatch) -> None:
     """A search lists its jobs by the value tried; the rows are read job by job."""
     monkeypatch.setattr(measurements, "MAX_BEGINNING", 3)
     measured = [record(f"{at}_ms", case={"at": at // 2}, case_key=str(at // 2)) for at in range(6)]
     ids = [shop.ran(measurements=measured, units=units("a")) for _ in range(2)]
     with database.read() as snapshot:
-        jobs, rows, cut = first_measurements(snapshot, choose_jobs(snapshot, JobChoice(jobs=ids))[::-1], "median")
-    assert cut
-    assert {row.job_id for row in rows} == {job.id for job in jobs} == {ids[0]}
+        chosen = choose_jobs(snapshot, JobChoice(jobs=ids))
+        found = [first_measurements(snapshot, jobs, "median") for jobs in (chosen, chosen[::-1])]
+    assert [([job.id for job in jobs], {row.job_id for row in rows}, cut) for jobs, rows, cut in found] == [
+        (ids[:1], {ids[0]}, True),
+        (ids[::-1], {*ids}, False),
+    ]
