@@ -1,5 +1,6 @@
 """`diagnosis`: the step less what it is lost to, the changes with their intervals, and the gaps in a GPU's work."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ LOOK = {
 """The parts of the waterfall, in the order of the legend."""
 FITS = 0.99
 """By a larger factor bars are not told to be drawn shorter."""
+PLACE = re.compile(r"(?:\S+: )?garbage collection$|\S*$")
+"""What a bar's label has of a place."""
 HATCHED = ("at most", "unexplained")
 
 
@@ -68,7 +71,7 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
             continue
         where = str(row["where"] or "")
         # "train.py:51-55 Adam.step (line 52: 99 times a step)" is Adam.step.
-        function = where.partition(" (")[0].rpartition(" ")[2]
+        function = PLACE.findall(where.partition(" (")[0])[0]
         bars.append(
             (f"{row['rank']} {row['cause']}{',' if function else ''} {function}".strip(), part, left, lost, where)
         )

@@ -46,6 +46,13 @@ def test_causes_that_overlap_end_at_nothing() -> None:
     assert draw_waterfall([cause(1, "host", 60.0, 30.0), cause(2, "input", 20.0)])["note"] == ""
 
 
+@pytest.mark.parametrize("label", ["update: garbage collection", "garbage collection"])
+def test_a_bars_label_tells_garbage_collection(label: str) -> None:
+    place = f"train.py:63 {label}" if ":" in label else label
+    rows = draw_waterfall([cause(2, "host", 40.0, where=f"{place} (not in every step)")])["table"]["rows"]
+    assert rows[1][0] == f"2 host, {label}"
+
+
 def test_a_loader_in_two_places_is_drawn_once() -> None:
     """Tables of earlier versions have the bound of the whole loader beside the first one."""
     causes = [cause(1, "input", 27.8, 58.1), cause(2, "input", 18.5), cause(3, "kernels", 40.0)]
