@@ -37,7 +37,7 @@ This was a server and a worker of their own, which end now, and their data goes.
   {program} table --sweep 1 --format latex                         # or markdown, csv, json, html
   {program} specs                                                  # what else can be measured
 
-docs/getting-started.md goes on from here, from Python too."""
+docs/getting-started.md goes on from here, docs/python-client.md from Python."""
 
 
 class DemoFailed(Exception):

@@ -69,8 +69,8 @@ class MemorySpec(TrainingSpec):
         ),
     }
     table_columns: ClassVar[tuple[str, ...]] = (
-        "peak_memory_mib", "parameter_mib", "gradient_mib", "optimizer_state_mib", "activation_mib", "temporary_mib",
-        "unknown_percent",
+        "peak_memory_mib", "parameter_mib", "gradient_mib", "optimizer_state_mib", "activation_mib", "input_mib",
+        "temporary_mib", "unknown_percent",
     )  # fmt: skip
 
     _one_micro_batch = always(

@@ -57,6 +57,8 @@ def why(
             echo(f"Measured before; `flopwatch rerun {what}` measures again.", err=True)
         wait_for_answer(server, known, at_most=wait_at_most, as_json=as_json, brief=output_format == "brief")
         return
+    if known and known["kind"] == "diagnosis" and not anew:
+        echo(f"Job {what} is {known['state']}: it is measured again.", err=True)
     own = what if ":" in what else None
     under = _step_of(server, known["spec"]) if known else {}
     kind = under.pop("kind", "benchmark" if own else what)
