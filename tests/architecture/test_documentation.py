@@ -83,7 +83,7 @@ def test_every_command_is_documented(commands: frozenset[str]) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_kind_has_a_page_that_begins_with_its_question(kind: str) -> None:
     page = ROOT / f"docs/kinds/{kind}.md"
-    assert page.exists(), "a kind has a page that says what it answers"
+    assert page.exists(), f"write docs/kinds/{kind}.md: what it answers, and how to submit one"
     title, first, text = page.read_text().split("\n\n", maxsplit=2)
     assert title == f"# `{kind}`"
     assert "?" in first
