@@ -200,11 +200,12 @@ def loading(recording: Recording) -> list[tuple[int, int]]:
 
 def updating(events: Sequence[HostEvent]) -> list[tuple[int, int]]:
     """Return when optimizers update parameters: after the backward pass of a closure that they are given."""
-    backward = [one for one in events if one.kind == "backward"]
-    updates = merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name))
-    return [
-        (max([begin, *(one.end_ns for one in backward if begin <= one.begin_ns < end)]), end) for begin, end in updates
-    ]
+    backward = sorted((one.begin_ns, one.end_ns) for one in events if one.kind == "backward")
+    found = []
+    for begin, end in merged((one.begin_ns, one.end_ns) for one in events if UPDATES.match(one.name)):
+        inside_of_it = backward[bisect.bisect_left(backward, (begin,)) : bisect.bisect_left(backward, (end,))]
+        found.append((max([begin, *(until for _, until in inside_of_it)]), end))
+    return found
 
 
 @contextmanager
