@@ -1,19 +1,21 @@
 """No waiting for input: loaders return their first batches again and again."""
 
 import copy
-import dataclasses
+import gc
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import pin_memory
 
 from workers.changes._base import LOADER_ANEW, Change, Look, own_only, replaced
+from workers.measure.allocations.categories import parts_of
 from workers.outcome import Unsupported
 
 KEPT = 2
@@ -36,18 +38,22 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _leaves(batch: Any) -> Iterator[Any]:
-    for one in tree_leaves(batch):
-        if isinstance(one, Mapping):  # such as transformers' BatchEncoding
-            yield from _leaves(dict(one))
-        elif dataclasses.is_dataclass(one):
-            yield from _leaves([getattr(one, each.name) for each in dataclasses.fields(one)])
-        else:
+def _parts(batch: Any) -> Iterator[Any]:
+    """Yield the tensors and all else of which a batch consists, also in objects such as BatchEncoding or a graph."""
+    rest, seen = [batch], set[int]()
+    while rest:
+        one = rest.pop()
+        if isinstance(one, torch.Tensor):  # a sparse one has no nbytes
+            yield from parts_of(one)
+        elif not (inside := gc.get_referents(one)) or hasattr(one, "nbytes"):
             yield one
+        elif not isinstance(one, type | ModuleType | FunctionType | torch.nn.Module) and id(one) not in seen:
+            seen.add(id(one))
+            rest += inside
 
 
 def _size(batch: Any) -> int:
-    return sum(getattr(one, "nbytes", 1) for one in _leaves(batch))
+    return sum(getattr(one, "nbytes", 1) for one in _parts(batch))
 
 
 def _again(batch: Any) -> Any:
@@ -63,7 +69,7 @@ def _from_memory(device: torch.device) -> AbstractContextManager[None]:
         if self not in kept:
             kept[self] = list(itertools.islice(plain(self), KEPT))
             # Pinned, as the cure's are: else the copies would take longer than with it.
-            if device.type == "cuda" and not any(getattr(one, "is_cuda", False) for one in _leaves(kept[self])):
+            if device.type == "cuda" and not any(getattr(one, "is_cuda", False) for one in _parts(kept[self])):
                 kept[self] = pin_memory.pin_memory(kept[self])  # type: ignore[no-untyped-call]
             sizes = [_size(batch) for batch in kept[self]]
             if len(sizes) != _length(self) and max(sizes, default=0) > ALIKE * min(sizes, default=0):

@@ -37,6 +37,11 @@ class Fields:
     of: dict[str, torch.Tensor]
 
 
+class Ids(list[torch.Tensor]):
+    def __init__(self, batch: dict[str, torch.Tensor]) -> None:
+        super().__init__(batch.values())
+
+
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
     made = 0
 
@@ -262,7 +267,7 @@ def test_batches_from_memory_are_pinned_for_a_gpu_as_those_of_the_cure_are(monke
     monkeypatch.setattr("torch.utils.data._utils.pin_memory.pin_memory", lambda batches: [-one for one in batches])
     with load("batches_from_memory").before(torch.device("cuda")):
         assert next(iter(DataLoader([1.0, 2.0]))).item() == -1  # type: ignore[arg-type]
-        loader = DataLoader([Number(), Number()], batch_size=None)  # type: ignore[arg-type]
+        loader = DataLoader([torch.ones(1).as_subclass(OnGpu)] * 2, batch_size=None)  # type: ignore[arg-type]
         assert next(iter(loader)).is_cuda, "what is on the GPU cannot be pinned"
 
 
@@ -281,7 +286,7 @@ def test_batches_from_memory_are_as_they_were_and_alike() -> None:
         assert [batch.pop("label").tolist() for batch in loader] == [[2, 2]] * 4
         with pytest.raises(Unsupported, match="differ in size"):
             iter(DataLoader([torch.ones(one) for one in (1, 2, 3)], batch_size=None))  # type: ignore[arg-type]
-        for kind in (UserDict, Fields):
+        for kind in (UserDict, Fields, Ids, lambda batch: batch["ids"].to_sparse()):
             padded = [kind({"ids": torch.ones(one)}) for one in (1, 2, 3)]
             with pytest.raises(Unsupported, match="differ in size"):
                 iter(DataLoader(padded, batch_size=None))  # type: ignore[arg-type]
@@ -332,6 +337,10 @@ def test_an_iterable_dataset_that_is_not_shared_out_gets_no_workers() -> None:
         assert DataLoader(Shared(), batch_size=4).num_workers == workers()
         with pytest.raises(Unsupported, match="get_worker_info"):
             DataLoader(Stream(), batch_size=4)
+
+
+class OnGpu(torch.Tensor):
+    is_cuda = True  # type: ignore[assignment]
 
 
 class Number:
