@@ -17,6 +17,7 @@ STEP, FLOOR, REST = "step", "floor", "the rest"
 LOOK = {
     "measured without it": {"color": "var(--plot-1)"},
     "at most": {"color": "var(--plot-1)", "pattern": {"shape": "/"}, "line": {"color": "var(--plot-1)", "width": 1}},
+    "not known": {"color": "var(--quiet)", "pattern": {"shape": "/"}},
     "the model's own work": {"color": "var(--plot-3)"},
     "unexplained": {"color": "var(--quiet)", "pattern": {"shape": "x"}},
     "time of a step": {"color": "var(--quiet)"},
@@ -26,7 +27,9 @@ FITS = 0.99
 """By a larger factor bars are not told to be drawn shorter."""
 PLACE = re.compile(r"(?:\S+: )?garbage collection$|\S*$")
 """What a bar's label has of a place."""
-HATCHED = ("at most", "unexplained")
+HATCHED = ("at most", "not known", "unexplained")
+ROUGH = "Bars of what was not measured are rough, and so is the floor: profiled and measured steps disagree"
+LONGER = "What only the profile saw is drawn at {:.0f} % of its time: longer than what steps without other causes leave"
 
 
 def panels(results: JobResults) -> Iterator[Panel]:
@@ -53,10 +56,12 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
     shown = sorted(causes[:MOST_BARS], key=_is_work)
     bars: list[tuple[str, str, float, float, str]] = [(STEP, "time of a step", 0.0, step, "")]
     scale = _scale(shown, step)
+    rough = {row["bound_ms"] for row in shown if row["bound_is"] == "ceiling"} == {None}
+    floor = f"{FLOOR}, rough" if rough else FLOOR
     left, at_floor, known = step, False, set()
     for row in shown:
         if _is_work(row) and not at_floor and left:
-            bars.append((FLOOR, "time of a step", 0.0, left, ""))
+            bars.append((floor, "time of a step", 0.0, left, ""))
             at_floor = True
         if row["cause"] in known:  # the bound was one of all that is lost to it
             continue
@@ -64,7 +69,8 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
         known |= {row["cause"]} if measured else set()
         lost = min(left, step - _number(row, "bound_ms") if measured else scale * _number(row, "lost_ms"))
         lost = max(lost, 0.0)
-        part = "the model's own work" if at_floor else "measured without it" if measured else "at most"
+        ceiling = "not known" if row["bound_ms"] is None else "at most"
+        part = "the model's own work" if at_floor else "measured without it" if measured else ceiling
         part = "unexplained" if row["cause"] == "unexplained" else part
         left -= lost
         if lost == 0:
@@ -76,9 +82,10 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
             (f"{row['rank']} {row['cause']}{',' if function else ''} {function}".strip(), part, left, lost, where)
         )
     if left > 0:
-        bars.append((REST if at_floor else FLOOR, "time of a step", 0.0, left, ""))
+        bars.append((REST if at_floor else floor, "time of a step", 0.0, left, ""))
     if changes and (together := changes[-1])["verdict"] == "better":
         bars.append(("all together", "time of a step", 0.0, _number(together, "step_ms"), str(together["how"])))
+    notes = [*([ROUGH] if rough else []), *([LONGER.format(100 * scale)] if scale <= FITS else [])]
     return {
         "data": [
             _trace(part, [bar for bar in bars if bar[1] == part]) for part in LOOK if part in {one[1] for one in bars}
@@ -96,10 +103,7 @@ def draw_waterfall(causes: Sequence[Row], changes: Sequence[Row] = ()) -> Figure
             "showlegend": True,
             **LEGEND,
         },
-        "note": ""
-        if scale > FITS
-        else f"What only the profile saw is drawn at {100 * scale:.0f} % of its time: it is longer "
-        "than what steps without other causes leave",
+        "note": "; ".join(notes),
         "table": {"columns": ["bar", "what", "from (ms)", "length (ms)", "where"], "rows": [list(bar) for bar in bars]},
     }
 

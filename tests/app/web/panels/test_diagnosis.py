@@ -9,7 +9,9 @@ from app.web.panels.diagnosis import again, draw_waterfall, ratios
 
 def cause(rank: int, kind: str, lost_ms: float, bound_ms: float | None = None, where: str | None = None) -> Any:
     known = {"rank": rank, "cause": kind, "where": where, "lost_ms": lost_ms, "lost_percent": lost_ms}
-    return {**known, "bound_ms": bound_ms, "bound_is": "ceiling" if bound_ms is None else "measured"}
+    if bound_ms is None:
+        return {**known, "bound_ms": 100 - lost_ms, "bound_is": "ceiling"}
+    return {**known, "bound_ms": bound_ms, "bound_is": "measured"}
 
 
 def change(name: str, verdict: str, ratio: float | None, how: str = "", **ends: float) -> dict[str, Any]:
@@ -44,6 +46,20 @@ def test_causes_that_overlap_end_at_nothing() -> None:
     assert [row[2:4] for row in figure["table"]["rows"]] == [[0, 100], [10, 90], [2, 8], [0, 2], [0, 2]]
     assert figure["note"].startswith("What only the profile saw is drawn at 40 %")
     assert draw_waterfall([cause(1, "host", 60.0, 30.0), cause(2, "input", 20.0)])["note"] == ""
+
+
+def test_bars_whose_bounds_are_not_known_are_told_to_be_rough() -> None:
+    causes = [cause(1, "host", 30.0, 70.0), cause(2, "input", 20.0), cause(3, "kernels", 50.0)]
+    rough = [causes[0], *({**row, "bound_ms": None} for row in causes[1:])]
+    figure = draw_waterfall(rough)
+    assert [row[:2] for row in figure["table"]["rows"][1:4]] == [
+        ["1 host", "measured without it"],
+        ["2 input", "not known"],
+        ["floor, rough", "time of a step"],
+    ]
+    assert figure["note"].startswith("Bars of what was not measured are rough")
+    assert draw_waterfall(rough[2:])["note"], "also of a step that has nothing but its own work"
+    assert draw_waterfall([causes[0], rough[1], causes[2]])["note"] == "", "one cause alone is doubted"
 
 
 @pytest.mark.parametrize("label", ["update: garbage collection", "garbage collection"])
