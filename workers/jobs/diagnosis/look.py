@@ -100,6 +100,9 @@ SMALL_NS, SMALL_ON_GPU_NS = 20_000, 5_000
 """An operator that takes less under the profiler, or on average less of a GPU, takes hardly longer than to call it."""
 WAITS, IDLE = "it waits", 0.2
 """The note on a line that has less of the processor, as a share of what all others together have."""
+LONG = 20
+"""By how much the longest garbage collection takes longer than one that is told apart from it: a busy host may lengthen
+each."""
 OPTIMIZER, INPUT, SYNCHRONISATION = "optimizer", "input", "synchronisation"
 ANSWERS = "answers"
 """Work of the device for the numbers that the host reads."""
@@ -196,7 +199,8 @@ def _lost(
     samples, _ = own_lines.sample(training, report)
     lost = _on_cpu(training, samples, places, step_ms)
     wall_ns = sum(sample.wall_ns for sample in samples.stacks.values()) or 1
-    _collected(lost, step_ms * sum(collected[before:]) / wall_ns, places)
+    where = _collecting(places, collected[before:], samples.steps)
+    _collected(lost, step_ms * sum(collected[before:]) / wall_ns, where)
     return lost, [], places, None, 1e-6 * wall_ns / max(1, samples.steps), beside(samples, places.own)
 
 
@@ -572,7 +576,15 @@ def _torch_folder() -> str:
     return str(Path(torch.__file__).parent)
 
 
-def _collected(lost: Lost, ms: float, places: Places) -> None:
+def _collecting(places: Places, taken: Sequence[int], steps: int) -> str:
+    """Return where garbage was collected. `taken`: the ns of each collection in so many steps. If the long ones that
+    took most of it are fewer, the share of a step is one of chance."""
+    long = [ns for ns in taken if LONG * ns > max(taken)]
+    is_rare = len(long) < steps and 2 * sum(long) > sum(taken)
+    return _noted(places.collecting, [RARE] if is_rare else [])
+
+
+def _collected(lost: Lost, ms: float, where: str) -> None:
     """Name the garbage collector's part of the host's time, so much in a step; a sample has it in the line in which it
     began to run or, where it came late, in one after it, whatever that does."""
     of_host = {key: time for key, time in lost.items() if key[0] == "host"}
@@ -582,7 +594,7 @@ def _collected(lost: Lost, ms: float, places: Places) -> None:
         return
     for key, time in taken.items():
         lost[key] = time * (1 - ms / total)
-    lost["host", places.collecting] += ms
+    lost["host", where] += ms
 
 
 def _parts(did: Launched | None, line_ns: float) -> dict[str, float]:
@@ -621,7 +633,8 @@ def _on_gpu(
         if cause == RUNNING:
             _running(lost, device, traced, places, ms)
         elif cause == COLLECTS:
-            device["host", places.collecting] += ms
+            taken = [one.end_ns - one.begin_ns for one in plain.recording.host if one.name == COLLECTS]
+            device["host", _collecting(places, taken, len(windows))] += ms
         else:
             _by_line(lost, cause, ms, blamed, places, moments)
     gaps = sorted((one for one in found if one.cause != RUNNING), key=lambda one: -one.ns)[:MOST_GAPS]
