@@ -22,9 +22,13 @@ def why_not_compiled(look: Look) -> str | None:
 @contextmanager
 def compiled(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Compile what calls of these modules do. Raises Unsupported, at the end: nothing was compiled."""
+    from torch._dynamo import config, trace_rules
+
     before = compilation().graphs
     for module in modules:
-        module.compile()
+        # Module.compile passes over forward passes of torch's own, such as an nn.Sequential's; torch.compile does not.
+        with config.patch(wrap_top_frame=trace_rules.check(module.forward)):
+            module.compile()
     yield
     if compilation().graphs == before:
         raise Unsupported("it compiles nothing: the step calls its model by other methods than forward, or not at all")

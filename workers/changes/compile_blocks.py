@@ -27,7 +27,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 CHANGE = Change(
     causes=("launches", "kernels", "host", "attention"),
-    how="block.compile(), for each block of the model",
+    how="block.compile(), or torch.compile(block) of an nn.Sequential, for each block of the model",
     why_not=_why_not,
     fields=lambda _: {"compile": True, "compile_scope": "blocks"},
     after=lambda step: compiled(blocks(step.model)),

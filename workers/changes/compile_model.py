@@ -12,7 +12,7 @@ def _why_not(look: Look) -> str | None:
 
 CHANGE = Change(
     causes=("launches", "kernels", "host", "attention"),
-    how="model.compile()",
+    how="model.compile(), or torch.compile(model) of an nn.Sequential",
     why_not=_why_not,
     fields=lambda _: {"compile": True, "compile_scope": "model"},
     after=lambda step: compiled(step.roots),

@@ -483,6 +483,21 @@ def replaced_now(owner: Any, name: str) -> Callable[[OwnStep], bool]:
     return lambda _own: getattr(owner, name) is not plain
 
 
+@pytest.mark.parametrize("name", ["compile_model", "compile_blocks"])
+def test_a_model_of_torchs_own_modules_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Module.compile` passes over an nn.Sequential."""
+    monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
+    step = OwnStep()
+
+    def make() -> Callable[[], object]:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)))
+        return lambda: model(torch.ones(1, 8)).sum().backward()
+
+    step.make(make)
+    with load(name).after(step):
+        run_step(step.phases, ())
+
+
 def test_a_step_without_checkpointing_runs_its_blocks_once() -> None:
     change, calls, weight = load("no_checkpointing"), Counter[str](), torch.ones(3, requires_grad=True)
 
