@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import inspect
+import itertools
 import json
 import statistics
 import sys
@@ -263,11 +264,18 @@ class Places:
                     yield place._replace(line=loop.first), loop
 
     def unit(self, stack: Stack) -> Place | None:
-        """Return the line to which the time of a stack counts: that of the outermost loop over small operators; if it
-        is in none, or its line runs no operator, the innermost one."""
+        """Return the line to which the time of a stack counts: that of the outermost loop over small operators or, if
+        each of its rounds is a loop of many, of that: tensors of other rounds may have other shapes. If it is in none,
+        or its line runs no operator, the innermost one."""
         if stack[-1] in self._idle:
             return stack[-1]
-        return next((first for first, _ in self._of_loops(stack) if first in self._loops), stack[-1])
+        small = [first for first, _ in self._of_loops(stack) if first in self._loops]
+        at = next(iter(small), stack[-1])
+        for outer, inner in itertools.pairwise(small):
+            if self.runs(inner) < LOOP * self.runs(outer):
+                break
+            at = inner
+        return at
 
     def loop(self, place: Place) -> Loop:
         """Return the loop over small operators that begins in a line; else one of this line alone."""
