@@ -32,7 +32,8 @@ class _Calls:
     def __init__(self, step: OwnStep) -> None:
         self._step, self._steps = step, 0
         self._calls: dict[nn.Module, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
-        self._autocast: set[tuple[bool, torch.dtype]] = set()
+        self._autocast: set[torch.dtype | None] = set()
+        """The data types of autocast; None outside of any."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -51,7 +52,7 @@ class _Calls:
             for one in arguments
         ]
         self._calls.setdefault(module, []).append((tuple(copies), options))
-        self._autocast.add((torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")))
+        self._autocast.add(torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None)
 
     def _capture(self) -> None:
         """Capture the models or, where one cannot be, all blocks. Raises Unsupported: not even its blocks can be
@@ -77,8 +78,8 @@ class _Calls:
             raise Unsupported("a module takes arguments that are no tensors, or by name")
         if len(self._autocast) > 1:
             raise Unsupported("modules are called under different autocasts")
-        ((enabled, dtype),) = self._autocast
-        with capturing(), torch.autocast("cuda", dtype, enabled, cache_enabled=False):
+        (dtype,) = self._autocast
+        with capturing(), torch.autocast("cuda", dtype, dtype is not None, cache_enabled=False):
             torch.cuda.make_graphed_callables(tuple(called), tuple(calls[0][0] for calls in called.values()))
 
 

@@ -106,7 +106,7 @@ def policy_of(connection: Connection) -> Policy:
 
 
 def _policy(stored: Any) -> Policy:
-    return Policy(**stored) if isinstance(stored, dict) else Policy()
+    return Policy(stored["half_life_s"], stored["most_devices"]) if isinstance(stored, dict) else Policy()
 
 
 def shares(connection: Connection) -> Shares | None:
