@@ -272,7 +272,8 @@ class Places:
         small = [first for first, _ in self._of_loops(stack) if first in self._loops]
         at = next(iter(small), stack[-1])
         for outer, inner in itertools.pairwise(small):
-            if self.runs(inner) < LOOP * self.runs(outer):
+            of_outer = max(self._trace.calls[outer], self._trace.rounds[outer])  # also where its body is the inner one
+            if self.runs(inner) < LOOP * of_outer:
                 break
             at = inner
         return at
