@@ -256,8 +256,9 @@ def results_are_of_who_ran(evidence: Evidence) -> Iterator[str]:
 
 
 def units_ran_as_claimed(evidence: Evidence) -> Iterator[str]:
-    """No unit ran without a claim of its worker, and none ran twice in one attempt."""
-    gone = evidence.ledger.deleted
+    """No unit ran without a claim of its worker, and none ran twice in one attempt. A job whose submission had no
+    answer may be deleted by its label, and nobody learns its number: jobs that are there count."""
+    there = {job_id for (job_id,) in evidence.ask("SELECT id FROM job")} - evidence.ledger.deleted
     claims = Counter(
         (job_id, number, int(worker_id.split("-")[-2]))
         for job_id, number, worker_id in evidence.ask("SELECT job_id, number, worker_id FROM attempt")
@@ -265,7 +266,7 @@ def units_ran_as_claimed(evidence: Evidence) -> Iterator[str]:
     begun = Counter(
         (mark["job"], mark["attempt"], mark["agent"], mark["unit"])
         for mark in _runs(evidence)
-        if mark["mark"] == "begin" and mark["job"] not in gone
+        if mark["mark"] == "begin" and mark["job"] in there
     )
     for (*claim, unit), times in begun.items():
         if times > claims[tuple(claim)]:  # type: ignore[index]
