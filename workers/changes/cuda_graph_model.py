@@ -25,15 +25,17 @@ def _why_not(look: Look) -> str | None:
     return None if look.own.roots else "the code makes no model with parameters"
 
 
+Call = tuple[tuple[Any, ...], dict[str, Any], torch.dtype | None]
+"""The arguments of a call, and the data type of the autocast that it is under; None: it is under none."""
+
+
 class _Calls:
-    """The arguments with which modules are called in the first step, after which they are captured, under the same
-    autocast: a graph has the data types of its capture."""
+    """How modules are called in the first step, after which they are captured under the autocast of their calls: a
+    graph has the data types of its capture."""
 
     def __init__(self, step: OwnStep) -> None:
         self._step, self._steps = step, 0
-        self._calls: dict[nn.Module, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
-        self._autocast: set[torch.dtype | None] = set()
-        """The data types of autocast; None outside of any."""
+        self._calls: dict[nn.Module, list[Call]] = {}
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -51,8 +53,8 @@ class _Calls:
             one.detach().clone().requires_grad_(one.requires_grad) if isinstance(one, torch.Tensor) else one
             for one in arguments
         ]
-        self._calls.setdefault(module, []).append((tuple(copies), options))
-        self._autocast.add(torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None)
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        self._calls.setdefault(module, []).append((tuple(copies), options, dtype))
 
     def _capture(self) -> None:
         """Capture the models or, where one cannot be, all blocks. Raises Unsupported: not even its blocks can be
@@ -74,11 +76,11 @@ class _Calls:
         called = {part: calls for part in parts if (calls := self._calls.get(part))}
         if not called or any(len(calls) > 1 for calls in called.values()):
             raise Unsupported("a module is called several times in a step, and a graph keeps the numbers of one call")
-        if any(options or not all(map(torch.is_tensor, given)) for ((given, options),) in called.values()):
+        if any(options or not all(map(torch.is_tensor, given)) for ((given, options, _),) in called.values()):
             raise Unsupported("a module takes arguments that are no tensors, or by name")
-        if len(self._autocast) > 1:
+        dtype, *others = {dtype for ((*_, dtype),) in called.values()}
+        if others:
             raise Unsupported("modules are called under different autocasts")
-        (dtype,) = self._autocast
         with capturing(), torch.autocast("cuda", dtype, dtype is not None, cache_enabled=False):
             torch.cuda.make_graphed_callables(tuple(called), tuple(calls[0][0] for calls in called.values()))
 

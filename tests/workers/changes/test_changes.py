@@ -533,6 +533,35 @@ def test_a_step_without_checkpointing_runs_its_blocks_once() -> None:
     assert "does not call" in str(change.why_not(look(make_step())))
 
 
+def test_a_model_that_enters_autocast_itself_is_captured_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = []
+
+    def capture(parts: tuple[nn.Module, ...], _inputs: object) -> None:
+        assert not torch.is_autocast_enabled("cuda")
+        captured.extend(parts)
+
+    class Model(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.set_autocast_enabled("cuda", True)  # `with torch.autocast` needs a GPU
+            try:
+                return super().forward(x)
+            finally:
+                torch.set_autocast_enabled("cuda", False)
+
+    step = OwnStep()
+
+    def make() -> Callable[[], object]:
+        model = Model(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)))
+        return lambda: model(torch.ones(1, 4)).sum().backward()
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    step.make(make)
+    with load("cuda_graph_model").after(step):
+        for _ in range(2):
+            run_step(step.phases, ())
+    assert [type(one) for one in captured] == [Model]
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch's own, as an error ends the capture
 def test_a_model_is_captured_under_the_autocast_of_its_calls() -> None:
