@@ -13,7 +13,7 @@ invertible modulo 2^64; other changes go unnoticed with a probability near 2^-64
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +39,8 @@ DELAY_CYCLES = 10_000_000
 
 
 OTHERS: Mapping[str, Mapping[str, Any]] = {
-    "other calls after its forward pass, which overwrite what it keeps or returns": {"others": True}
+    "inputs at other addresses": {"moved": True},
+    "other calls after its forward pass, which overwrite what it keeps or returns": {"others": True},
 }
 """How an operation is checked further, with the options of `judge`."""
 BACKWARD: Mapping[str, Mapping[str, Any]] = {
@@ -137,6 +138,18 @@ class Reference:
         finally:
             self._fill(self.timed)
 
+    @contextmanager
+    def moved(self, draw: Draw) -> Iterator[tuple[Tensor, ...]]:
+        """Yield copies of the inputs, which hold a draw. Meanwhile the inputs hold half of it."""
+        copies = tuple(one.detach().clone().requires_grad_(one.requires_grad) for one in self.inputs)
+        for one in self.inputs:
+            with torch.no_grad(), _unsafe_preserve_version_counter(one):
+                one.mul_(0.5)
+        try:
+            yield copies
+        finally:
+            self._fill(draw)
+
     def _fill(self, draw: Draw) -> None:
         values = draw.values()
         if self.inputs[0].is_cuda:
@@ -177,6 +190,7 @@ def judge(
     draw: Draw | None = None,
     *,
     strided: bool = False,
+    moved: bool = False,
     others: bool = False,
 ) -> Judgement:
     """Run the operation once, forward and, if it has a backward pass, backward; compare its results with the right
@@ -187,13 +201,16 @@ def judge(
         draw: The values that the inputs have in this call; None: those of timed calls.
         strided: The output's gradient has gaps of NaN between its values in memory. Autograd passes on
             gradients that are not contiguous, such as those of a sum or of a transposed output.
+        moved: It gets copies of the inputs. A CUDA graph that its function has captured at an earlier call reads the
+            inputs of that call.
         others: Others are called after the forward pass, on half of each input, as a model's layers call them: neither
             their outputs nor what they keep for their own backward passes may take the place of the first one's, nor
             may the last one's gradients. Each call's are freed before the next: a workspace taken in turn is
             overwritten all the same, and memory need suffice for two calls only.
     """
     draw = draw or reference.timed
-    with reference.holding(draw):
+    with reference.holding(draw), reference.moved(draw) if moved else nullcontext(operation.inputs) as inputs:
+        operation = replace(operation, inputs=inputs)
         if strided and operation.grad_out is not None:
             spread = operation.grad_out.new_full((*operation.grad_out.shape, 2), math.nan)[..., 0]
             operation = replace(operation, grad_out=spread.copy_(operation.grad_out))

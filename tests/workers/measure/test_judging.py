@@ -104,6 +104,24 @@ def test_all_inputs_hold_the_other_values_at_the_same_place(rng: random.Random) 
     assert reference.changed() == []
 
 
+def test_inputs_at_other_addresses(rng: random.Random) -> None:
+    """As a CUDA graph that was captured without copying its inputs, on a CPU: it reads those of the first call."""
+    reference, first = make_reference(rng), []
+
+    def captured(a: Tensor, b: Tensor) -> Tensor:
+        first.extend([] if first else [a, b])
+        result: Tensor = product(a, b)
+        result.data.copy_(product(*first))
+        return result
+
+    for function, wrong in ((product, None), (captured, "the output")):
+        operation = Operation(function, reference.inputs, reference.grad_out)
+        for values in (reference.timed, *reference.checked):
+            assert judge(operation, reference, values).wrong is None
+            assert (judge(operation, reference, values, moved=True).wrong or "None").startswith(str(wrong))
+            assert reference.changed() == []
+
+
 def test_results_of_a_timed_call(rng: random.Random) -> None:
     reference = make_reference(rng)
     out = product(*reference.inputs)
