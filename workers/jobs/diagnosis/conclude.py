@@ -66,6 +66,7 @@ AGAIN = "measure again on an idle host"
 MOST_APART = 0.2
 """How far an end of the median's interval, or of few processes the farthest one, may be from the median."""
 NO_TIME = "no time was left: a larger budget_s tries it"
+GRAPH_REPEATS = ": a graph repeats one batch unless each is copied into the same tensors"
 BOUND_FOUND = "bound"
 """The verdict of a change that removes work, and so is no cure, if the step is faster with it."""
 
@@ -598,7 +599,8 @@ def _numbers(one: Result) -> str:
         return "; no losses compared"
     if one.difference <= EQUAL:
         return f"; {FIRST} steps' losses equal" + (f" within {one.difference:.0e}" if one.difference else "")
-    return f"; changes the loss by up to {100 * one.difference:.2g} %"
+    repeats = GRAPH_REPEATS if "cuda_graph" in (one.change, *one.how.split(" + ")) else ""
+    return f"; changes the loss by up to {100 * one.difference:.2g} %{repeats}"
 
 
 def _percent(ratio: float | None) -> str:

@@ -64,6 +64,17 @@ def test_each_cause_has_its_bound_and_its_line_and_the_first_of_a_kind_its_cure(
     ]
 
 
+def test_a_graph_whose_steps_return_other_numbers_repeats_one_batch() -> None:
+    graph = result("cuda_graph", "better", 0.5, difference=0.019)
+    both = result(TOGETHER, "better", 0.4, difference=0.019, how="cuda_graph + gc_freeze")
+    lines = conclude.answer(
+        "step 475 ms", CAUSES[:1], [graph, result("gc_freeze", "better", 0.9, difference=0.019)], both
+    )
+    text = " ".join(map(str.strip, lines))
+    assert text.count("changes the loss by up to 1.9 %: a graph repeats one batch unless each is copied") == 2
+    assert text.count("changes the loss") == 3
+
+
 @pytest.mark.parametrize(("processes", "step_ms"), [(1, None), (4, 10.0)])
 def test_the_time_with_all_changes_is_no_metric_if_too_few_processes_measured_it(tmp_path, processes, step_ms) -> None:
     turns = {"": [100.0] * processes, JOINED.join(("threads", "gc_freeze")): [10.0] * processes}
