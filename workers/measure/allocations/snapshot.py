@@ -59,7 +59,7 @@ def annotated(
     kinds, stages = ledger.categories[begin:], ledger.phases[begin:]
     head = _older_allocations(rewind(blocks_of(snapshot, device_index), trace), trace, kinds, alive)
     entries = [
-        {**entry, "category": CATEGORIES[kind], "user_metadata": stage}
+        {"frames": [], **entry, "category": CATEGORIES[kind], "user_metadata": stage}
         for entry, kind, stage in zip(trace, kinds, stages, strict=True)
     ]
     if not any(entry["category"] == UNKNOWN_NAME for entry in head + entries):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from tests.workers.viewer import check_that_the_viewer_reads
 from workers.measure.allocations import cuda, make_recording
@@ -259,3 +261,29 @@ def test_workspaces_of_products_have_a_name_on_a_gpu() -> None:
     assert "cuBLAS workspace" in {one.name for one in unknown}
     nameless = [(one.size, site(one.frames)) for one in unknown if one.name is None]
     assert sum(size for size, _ in nameless) <= left_by_others, nameless
+
+
+@pytest.mark.gpu
+def test_a_graphs_workspaces_stay() -> None:
+    """Peaks would lack them, since a replay allocates nothing."""
+    torch._C._cuda_clearCublasWorkspaces()
+    factor = torch.ones(512, 512, device="cuda")
+    factor @ factor  # a library begins outside of graphs
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        product = factor @ factor
+    held = torch.cuda.memory_allocated()
+    make_recording(torch.device("cuda"), 10_000).measure_workspaces()
+    assert torch.cuda.memory_allocated() == held > 3 * factor.nbytes
+    graph.replay()
+    assert product[0, 0] == 512
+
+
+@pytest.mark.gpu
+def test_a_checkpoint_may_stop_early_while_it_is_recorded() -> None:
+    """Its last operator makes tensors that are released when the exception passes that stops it."""
+    recording = make_recording(torch.device("cuda"), 10_000)
+    recording.begin({})
+    logits, targets = torch.randn(64, 32, device="cuda", requires_grad=True), torch.zeros(64, dtype=int, device="cuda")
+    checkpoint(cross_entropy, logits.exp(), targets, use_reentrant=False).backward()
+    recording.end()
