@@ -27,6 +27,10 @@ def _split(value: object) -> object:
     return [part for part in value.replace(",", " ").split() if part] if isinstance(value, str) else value
 
 
+def _not_here(value: object) -> object:
+    return defaults.data_dir() if value == "" else value  # as clients read it
+
+
 def _no_limit(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == "none" else value
 
@@ -37,7 +41,7 @@ def _ceilings(value: object) -> object:
     if value.strip().lower() == "none":
         return ()
     pairs = [part.partition("=") for part in value.replace(",", " ").split()]
-    if not all(separator for _, separator, _ in pairs):
+    if not pairs or not all(separator for _, separator, _ in pairs):
         raise PydanticCustomError("ceilings", "must be written submit=0,code=10, or none")
     return tuple((scope, priority) for scope, _, priority in pairs)
 
@@ -108,7 +112,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
-    data_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(default_factory=defaults.data_dir)
+    data_dir: Annotated[Path, BeforeValidator(_not_here), AfterValidator(Path.absolute)] = Field(
+        default_factory=defaults.data_dir
+    )
     database_url: str | None = None
     artifacts_url: Annotated[str, AfterValidator(_is_a_store)] | None = None
     host: str = defaults.HOST

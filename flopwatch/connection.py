@@ -194,7 +194,7 @@ class Connection:
             self._http = httpx.Client(
                 base_url=self.url,
                 timeout=_timeout(timeout_s),
-                headers={**({"Authorization": f"Bearer {token}"} if token else {}), **_user()},
+                headers=httpx.Headers({**({"Authorization": f"Bearer {token}"} if token else {}), **_user()}, "utf-8"),
                 # Loading certificates takes longer than most commands, and plain HTTP has none.
                 verify=not self.url.startswith("http://") or bool(getproxies()),
             )

@@ -4,6 +4,7 @@ import pytest
 
 from app.errors import CannotRunHere
 from app.settings import Settings
+from flopwatch import defaults
 
 
 @pytest.mark.parametrize(
@@ -15,6 +16,7 @@ from app.settings import Settings
             "s3:///prefix",
             "must be a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         ),
+        ("FLOPWATCH_MAX_PRIORITY", "", "must be written submit=0,code=10, or none"),
         ("FLOPWATCH_PERFETTO_URL", "ui", "must be an address such as https://ui.perfetto.dev, or empty"),
         (
             "FLOPWATCH_ARTIFACTS_URL",
@@ -28,3 +30,8 @@ def test_a_message_has_the_variable_and_our_words_only(monkeypatch, name, value,
     with pytest.raises(CannotRunHere) as caught:
         Settings.from_environment()
     assert caught.value.detail == f"{name}: {told}"
+
+
+def test_an_empty_data_folder_is_the_default_one_as_clients_read_it(monkeypatch) -> None:
+    monkeypatch.setenv("FLOPWATCH_DATA_DIR", "")
+    assert Settings.from_environment().data_dir == defaults.data_dir()

@@ -104,10 +104,10 @@ def test_the_token_goes_to_its_server(tmp_path: Path) -> None:
     """The control of the former test: an absolute address of the server itself."""
     asked: Asked = []
     content = b"mine"
-    with other(200, {}, content, asked=asked) as url, Flopwatch(url, token="t") as server:
+    with other(200, {}, content, asked=asked) as url, Flopwatch(url, token="tü") as server:
         file = {"name": "x", "url": f"{url}/file", "sha256": hashlib.sha256(content).hexdigest(), "size": 4}
         server.download_file(file, tmp_path / "x")
-    assert asked == [("/file", "Bearer t")]
+    assert [(path, str(token).encode("latin-1").decode()) for path, token in asked] == [("/file", "Bearer tü")]
     assert (tmp_path / "x").read_bytes() == content
 
 

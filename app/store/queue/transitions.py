@@ -561,7 +561,7 @@ class Queue:
             allowed = max(job.max_attempts, job.attempt + 1)
             _change_job(connection, job_id, max_attempts=allowed, **submission.INITIAL_COLUMNS)
             _record_event(connection, job_id, job.attempt, "state", {"state": "queued", "reason": "retried"})
-            webhooks.expect_again(connection, job_id=job_id)
+            webhooks.expect_again(connection, job_id=job_id, sweep_id=job.sweep_id)
             queued = row_of(connection, tables.job, job_id)._mapping
             return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, insert, or_, select, update
+from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from app.states import FINISHED_STATES
 from app.store import tables
@@ -60,8 +60,9 @@ def register(
 
 
 def expect_again(connection: Connection, *, job_id: int | None = None, sweep_id: int | None = None) -> None:
-    """Let the next end be told, too: the job, or a part of the sweep, was queued once more."""
-    connection.execute(update(tables.webhook).where(_of(job_id, sweep_id)).values(**_waiting()))
+    """Let the next end be told, too: the job, and with it a part of its sweep, was queued once more."""
+    whose = _hook.job_id.in_([job_id]) | _hook.sweep_id.in_([sweep_id])  # unlike `==`, None finds nothing
+    connection.execute(update(tables.webhook).where(whose).values(**_waiting()))
 
 
 class Webhooks:
@@ -100,10 +101,6 @@ class Webhooks:
         same = (_hook.id == tried.id) & (_hook.state == "pending") & (_hook.message_id == tried.message_id)
         with self._database.write() as connection:
             connection.execute(update(tables.webhook).where(same).values(**values))
-
-
-def _of(job_id: int | None, sweep_id: int | None) -> ColumnElement[bool]:
-    return _hook.job_id == job_id if sweep_id is None else _hook.sweep_id == sweep_id
 
 
 def _waiting() -> dict[str, Any]:

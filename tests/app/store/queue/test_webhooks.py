@@ -72,6 +72,17 @@ def test_a_sweep_ends_with_its_last_job(hooks: Webhooks, queue: Queue) -> None:
     (begun,) = hooks.begin()
     assert (begun.message["type"], begun.message["data"]["id"]) == ("sweep.finished", sweep)
     assert begun.message["data"]["counts"] == {"cancelled": 2}
+    other = queue.submit_sweep("t", {}, {"kind": "benchmark"}, grid, [], jobs, notify_url=URL).response["id"]
+    queue.cancel_sweep(other)
+    (told,) = hooks.begin()
+    hooks.end(told, delivered=True)
+    queue.retry(2)
+    hooks.end(begun, delivered=False)
+    assert hooks.begin() == [], "a job of the one runs again, and nothing of the other has"
+    queue.cancel(2)
+    (again,) = hooks.begin()
+    assert (again.message["data"]["id"], again.tries) == (sweep, 0)
+    assert again.message_id != begun.message_id
 
 
 def test_numbers_only_grow(shop: Any, queue: Queue, database: Database) -> None:
