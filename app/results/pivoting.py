@@ -160,8 +160,9 @@ def metric_table(database: Database, choice: JobChoice, metrics: Sequence[str]) 
         rows = measurements.measurements(snapshot, chosen, DEFAULT_STATISTIC, names)
         measured = [row for row in rows if column_name(row.metric, row.phase) in metrics]
         read = MeasuredJobs.read(snapshot, chosen, DEFAULT_STATISTIC, measured)
+        swept = measurements.swept_fields(snapshot, choice)
     cases, units = read.cases()
-    return _sheet(cases, units, Layout(columns=list(metrics)), read.why)
+    return _sheet(cases, units, Layout(columns=list(metrics)), read.why, swept=swept)
 
 
 def refuse_several_kinds(kinds: Iterable[str]) -> None:
@@ -225,7 +226,8 @@ def _sheet(
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)
     else:
-        fixed = [name for name in coordinates if name in (rows or table_rows_of(cases))]
+        asked = rows or [name for name in table_rows_of(cases) if not layout.pivot.startswith(f"{name}.")]
+        fixed = [name for name in coordinates if name in asked]
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
     if layout.best:
         # Along each column or, unless the pivot is a size, along each row of a pivot.

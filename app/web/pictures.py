@@ -174,7 +174,9 @@ async def of_sweep(
         sweep, whose = services.reading.sweep(sweep_id), f"Sweep {sweep_id}"
         plot = _named(drawn_panel(services, query.of(sweep=sweep_id)), name, whose)
         jobs, number = members.page(services.database, sweep, members.MemberQuery(), limit=MOST_POINTS)
-        base = ", ".join(f"{one.field}={value_text(one.value)}" for one in facts.differences(sweep["base"]))
+        swept = tuple(f"{path}." for path in [*sweep["grid"], *([sweep["fit"]["axis"]] if sweep["fit"] else [])])
+        fixed = [one for one in facts.differences(sweep["base"]) if not f"{one.field}.".startswith(swept)]
+        base = ", ".join(f"{one.field}={value_text(one.value)}" for one in fixed)
         words = [f"{whose} ({sweep['base'].get('kind')}), {_jobs([job['id'] for job in jobs], number)}", base]
         return _answer(request, query, plot, _caption(words, jobs), f"sweep-{sweep_id}")
 
@@ -312,6 +314,11 @@ def _listed(plots: Sequence[Plot], path: str) -> Response:
 
 def _answer(request: Request, query: PictureQuery, plot: Plot, caption: str, of: str) -> Response:
     figure = plot.draw()
+    only: dict[str, list[str]] = {}
+    for pair in query.where:
+        only.setdefault(pair[0], []).append(pair[1])
+    if only:
+        caption = f"{caption} Only {', '.join(f'{field}=' + '/'.join(values) for field, values in only.items())}."
     if plot.name == CHART and any("error_y" in trace for trace in figure["data"]):
         caption = f"{caption} {BARS}"
     if query.format == "json":

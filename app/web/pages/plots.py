@@ -232,7 +232,7 @@ def series(points: Sequence[Point], axes: Axes, group: Sequence[str]) -> tuple[s
     known = list(dict.fromkeys(name for point in points for name in point.place))
     group = [results.coordinate_of(name, known) for name in group]
     unknown = [name for name in group if name not in known]
-    others = [name for name in axes.by if name not in group]
+    others = [name for name in axes.by if name not in group and name.partition(".")[0] not in group]
     if unknown or others:
         detail = (
             f"These cases have no coordinate {unknown[0]!r}{nearest(unknown[0], known)}"

@@ -100,14 +100,16 @@ def axes_of(
             enumerate(values), key=lambda item: (is_numeric(values[item[1]]), len(values[item[1]]), item[0])
         )
         x = ranked[-1][1] if ranked else next((name for point in points for name in reversed(list(point.place))), "")
-    return Axes(x=x, by=tuple(name for name in values if name != x), choices=tuple(values))
+    labels = {name.partition(".")[0] for name in values if "." in name}
+    told = {name for name in values if name.startswith(f"{x}.")} if x in labels else labels
+    return Axes(x=x, by=tuple(name for name in values if name != x and name not in told), choices=tuple(values))
 
 
 def varying(points: Iterable[Point]) -> dict[str, list[Scalar]]:
     """Return the coordinates that have several values, each with its values in order.
 
     A coordinate that some cases do not use, and whose value follows from another one, is left out: `bucket_size_mb`
-    where one strategy of several has buckets, all of one size.
+    where one strategy of several has buckets, all of one size; and `model.num_layers` where `model` tells more of them.
     """
     places = [point.place for point in points]
     seen = {
@@ -118,21 +120,24 @@ def varying(points: Iterable[Point]) -> dict[str, list[Scalar]]:
     following = [
         name
         for name, values in several.items()
-        if any(value is None for value in values) and any(_follows(places, name, other) for other in several)
+        if any(value is None for value in values) and any(_follows(places, name, [other]) for other in several)
     ]
+    for label in several:
+        fields = [name for name in several if name.startswith(f"{label}.")]
+        following += [] if _follows(places, label, fields) else fields
     return {name: _ordered(values) for name, values in several.items() if name not in following}
 
 
-def _follows(places: Sequence[Mapping[str, Scalar]], name: str, other: str) -> bool:
-    """Return True if the value of `other` decides that of `name`, and is always in use itself."""
-    if name == other:
+def _follows(places: Sequence[Mapping[str, Scalar]], name: str, others: Sequence[str]) -> bool:
+    """Return True if the values of `others` decide that of `name`, and are always in use themselves."""
+    if name in others:
         return False
-    decided: dict[str, str] = {}
+    decided: dict[tuple[str, ...], str] = {}
     for place in places:
-        if place.get(other) is None:
+        if any(place.get(other) is None for other in others):
             return False
         value = key_of(place.get(name))
-        if decided.setdefault(key_of(place.get(other)), value) != value:
+        if decided.setdefault(tuple(key_of(place.get(other)) for other in others), value) != value:
             return False
     return True
 

@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from app import results
 from app.errors import InvalidRequest, job_problem
-from app.results import Question, render, sheet_of
+from app.results import JobChoice, Question, metric_table, render, sheet_of
 from app.results.cases import CaseOfJob
 from app.results.choosing import coordinates_of
 from app.specs.benchmark import BenchmarkSpec
@@ -93,6 +93,10 @@ class TestSweeps:
             case = dict(BenchmarkSpec.model_validate(claim.spec).case().coordinates)
             queue.finish(claim, Finish("succeeded", measurements=[record(case=case, case_key=str(case))]))
         assert table(database, sweep=number).names("coordinate") == shown
+        pivoted = table(database, sweep=number, pivot="model.num_layers", columns=["step_ms"])
+        assert pivoted.names("coordinate") == ["context_length"], "model follows from it, and makes no row of its own"
+        points = metric_table(database, JobChoice(sweep=number), ["step_ms"])
+        assert points.names("coordinate") == shown
 
     def test_a_point_that_is_being_resumed_has_no_result(self, database, shop, queue, record, sweep) -> None:
         number = sweep({"x": 0}, {"x": 0})

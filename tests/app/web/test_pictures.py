@@ -20,7 +20,7 @@ from tests.app.web.test_standalone import check, get
 def swept(site: Any, measured: Callable[..., Any]) -> Any:
     """The site, whose first sweep has two precisions at three lengths, the last of which ran out of memory in fp32."""
     site.worker.register()
-    base = {"kind": "benchmark", "model": {"size": "tiny"}}
+    base = {"kind": "benchmark", "model": {"size": "tiny"}, "precision": "bf16"}
     grid = {"context_length": [16, 32, 64], "precision": ["fp32", "bf16"]}
     assert site.http.post("/sweeps", json={"base": base, "grid": grid}).status_code == 201
     for length in (16, 32, 64):
@@ -49,7 +49,7 @@ def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any, monkeypatch: pytest.Monk
     figure = get(swept, listed[0]["url"]).json()
     assert lines(figure) == {"fp32": [32, 64], "bf16": [16, 32, 64], "oom": [0.97]}
     assert figure["title"] == "Step (ms) along context length"
-    assert figure["caption"].startswith("Sweep 1 (benchmark), jobs 1, 2, 3, 4, 5, 6; model.size=tiny")
+    assert figure["caption"] == "Sweep 1 (benchmark), jobs 1, 2, 3, 4, 5, 6; model.size=tiny."
     monkeypatch.setattr("app.web.pictures.MOST_POINTS", 2)
     cut = get(swept, "/sweeps/1/plots/chart").json()["caption"]
     assert cut.startswith("Sweep 1 (benchmark), 6 jobs (what follows is of the first 2); model.size=tiny")
@@ -90,7 +90,9 @@ def test_axes_series_and_cases_are_chosen(swept: Any) -> None:
     ).json()
     assert lines(along) == {"context_length=16": [32, 16], "context_length=32": [64, 32]}
     fields = f"{chart}&x=precisions&group=context_lengths&where=context_lengths=16&where=context_length=32"
-    assert get(swept, fields).json() == along, "a swept field's own name stands for its coordinate"
+    same = get(swept, fields).json() | {"caption": along["caption"]}
+    assert same == along, "a swept field's own name stands for its coordinate"
+    assert along["caption"].endswith(". Only context_length=16/32.")
     one = get(swept, f"{chart}&where=precision=bf16&group=precision").json()
     assert [trace["y"] for trace in one["data"]] == [[16, 32, 64]]
     related = get(swept, f"{chart}&relative_to=precision=fp32").json()

@@ -199,6 +199,23 @@ def test_a_field_that_follows_from_another_is_no_axis() -> None:
     assert list(varying(both)) == ["compile"]
 
 
+@pytest.mark.parametrize(
+    ("depths", "wide", "x", "along", "by"),
+    [
+        ((1, 2, 4), (False,), None, "model.num_layers", ("batch_size",)),
+        ((1, 2, 4), (False,), "model", "model", ("batch_size",)),
+        ((1, 2, 4), (False,), "batch_size", "batch_size", ("model.num_layers",)),
+        ((1, 2, 4), (False, True), None, "batch_size", ("model",)),
+    ],
+)
+def test_a_models_field_stands_for_it(depths, wide, x, along, by) -> None:
+    """Along layers each series had a single value, since `model` differed, too."""
+    models = [{"model": f"l{d}{'-wide' * w}", "model.num_layers": d} for d in depths for w in wide]
+    points = [Point({**model, "batch_size": size}, 1.0) for model in models for size in (1, 2)]
+    axes = axes_of(points, x)
+    assert (axes.x, axes.by) == (along, by)
+
+
 def test_the_better_side_of_ratios_is_named() -> None:
     times = [Ratio("a", 0.5, 0.4, 0.6, "better", "less"), Ratio("b", 2.0, None, None, "worse", "less")]
     assert draw_ratios(times)["layout"]["xaxis"]["title"]["text"].endswith("left of 1 is better")
