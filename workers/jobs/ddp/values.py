@@ -48,6 +48,8 @@ OF_OUR_STRATEGIES = frozenset({*COMPUTATION, *ALONE, *PARITY, "exposed_communica
 """Metrics that a step of the user's own has not."""
 EAGER = ("eager_step_ms", "eager_exposed_communication_ms", "eager_host_us")
 """Metrics of the same strategy without the CUDA graph."""
+SAMPLED = 1.5
+"""How many times longer than the step it may take under the profiler without a note."""
 MAX_NEGATIVE = 0.01
 """Share of the step by which the step without communication may take longer in a valid case."""
 MEMORY = {
@@ -142,7 +144,7 @@ def add_values(
         add_eager(values, found)
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
-    exposed += check_communicates(values, spec)
+    exposed += [*check_profiled(found, statistics.median(step_ms)), *check_communicates(values, spec)]
     exposed += check_replicas([rank["replicas"] for rank in found])
     if has_buckets(spec):
         values.set("buckets", None, [found[0]["buckets"]])
@@ -279,6 +281,15 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     values.set("communication_ms", None, communication)
     values.set("communication_percent", None, [100 * statistics.median(communication) / step_ms])
     values.set("uncovered_communication_ms", None, uncovered)
+
+
+def check_profiled(found: Sequence[Mapping[str, Any]], step_ms: float) -> list[Check]:
+    """Say that the steps under the profiler took much longer than the step; no check if not, or if there were none."""
+    each = [[step["step_ms"] for step in rank["overlap"].get("steps", ())] for rank in found]
+    if not all(each) or (profiled_ms := statistics.median(slowest(each))) <= SAMPLED * step_ms:
+        return []
+    of = f"the step takes {step_ms:.4g} ms, under the profiler {profiled_ms:.4g}, of which communication_ms and "
+    return [Check("profiled", False, of + "uncovered_communication_ms are parts", "note")]
 
 
 def check_communicates(values: Values, spec: DdpSpec) -> list[Check]:

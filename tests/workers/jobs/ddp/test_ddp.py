@@ -64,6 +64,7 @@ from workers.jobs.ddp.values import (
     check_graphs,
     check_host,
     check_parity,
+    check_profiled,
     metrics,
     precisions_of_ranks,
     tolerance,
@@ -253,6 +254,17 @@ def test_a_step_of_ones_own_whose_ranks_exchange_nothing_is_suspect(fields, time
     # Of steps that share gradients now and then a median would be 0.
     known = spec.step_code is not None and times_ms not in (None, [0.0, 0.1])
     assert (found.samples("communication_percent", None) is not None) == known
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [([[4.0, 4.0], [1.0, 5.0]], True), ([[1.4], [1.0]], False), ([[], []], False)]
+)
+def test_steps_that_take_longer_under_the_profiler_are_told(steps: list[list[float]], told: bool) -> None:
+    """Communication of 3.7 ms, of which 7 were exposed, in a step of 11."""
+    ranks = [{"overlap": {"steps": [{"step_ms": time_ms} for time_ms in rank]}} for rank in steps]
+    assert [check.detail[:50] for check in check_profiled(ranks, 1.0)] == [
+        "the step takes 1 ms, under the profiler 4.5, of wh"
+    ] * told
 
 
 @pytest.mark.parametrize(("fields", "graphs"), [({"step_code": CODE}, 2), ({"step_code": CODE}, 0), ({}, 2)])
