@@ -87,9 +87,9 @@ def _server(settings: Settings) -> Iterator[Finding]:
     try:
         answer = httpx.get(f"{url.rstrip('/')}/healthz", timeout=SERVER_S)
         version = answer.raise_for_status().json()["version"]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         cure = "start it (`flopwatch serve`), or set FLOPWATCH_URL to where it runs"
-        yield broken("server", f"{url} does not answer: {error or type(error).__name__}", cure)
+        yield broken("server", f"{url} does not answer as Flopwatch does: {error or type(error).__name__}", cure)
         return
     if version != own:
         cure = "update so that server, workers and clients have one version"

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -121,7 +122,7 @@ def test_a_postgresql_that_answers(examine_service: Any, postgres: Any) -> None:
     assert findings["files"]["state"] == "works"
 
 
-def test_settings_and_server(examine_service: Any, site: Any, tmp_path: Path) -> None:
+def test_settings_and_server(examine_service: Any, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, findings = examine_service(FLOPWATCH_PORT="none")
     assert "FLOPWATCH_PORT" in findings["settings"]["found"]
     put_database(tmp_path / "data")
@@ -130,6 +131,10 @@ def test_settings_and_server(examine_service: Any, site: Any, tmp_path: Path) ->
     assert findings["database"]["found"].startswith("SQLite 3.")
     _, findings = examine_service(FLOPWATCH_URL="http://127.0.0.1:1")
     assert "flopwatch serve" in findings["server"]["cure"]
+    other = httpx.Response(200, json="ok", request=httpx.Request("GET", site.url))
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: other)
+    _, findings = examine_service(FLOPWATCH_URL=site.url)
+    assert "does not answer as Flopwatch does" in findings["server"]["found"]
 
 
 def test_a_kernel_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
