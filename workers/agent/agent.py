@@ -157,7 +157,7 @@ class Agent(Serving[JobRun]):
                 offer = self._offer(free)
                 # Looked at after the devices are taken: a run that this host cannot serve sets `unfit` before it
                 # frees them, and one that has freed them may not have been joined.
-                is_new = offer != self._refused_with and bool(free.descriptors)
+                is_new = offer != self._refused_with and bool(free.descriptors) and not self._holds_some_of(free)
                 if is_new and not any(map(self._is_to_join_first, self.runs.values())):
                     claim = self._queue.claim(self.id, offer)
                     self._refused_with = offer if claim is None else self._refused_with
@@ -175,6 +175,11 @@ class Agent(Serving[JobRun]):
         """Return True if a pause of the claims follows when the run is joined."""
         freed = (run.devices.alone or run.devices.gpus) and not run.devices.descriptors
         return run.unfit is not None or (self._locks.has_company and bool(freed))
+
+    def _holds_some_of(self, free: HeldDevices) -> bool:
+        """Return True if a run still holds what seems free: somebody has removed the files of its locks."""
+        held = [run.devices for run in self.runs.values() if run.devices.descriptors]
+        return any(one.alone or free.alone or set(one.gpus) & set(free.gpus) for one in held)
 
     def _note_others(self, taken: frozenset[str] | None) -> None:
         """Note which devices are held by others than this agent's runs; a lasting change is reported by a heartbeat."""

@@ -22,8 +22,8 @@ from workers.devices.discovery import Gpu, Host
 
 SHARED = 0o1777
 """Mode of the folder: all users add files, and change only their own."""
-READABLE = 0o644
-"""Mode of a lock's file."""
+READABLE = 0o1644
+"""Mode of a lock's file; systemd-tmpfiles keeps a file with this first bit, however old."""
 CHOOSING, HOST, AGENTS = "choosing", "host", "agents"
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CURE = "Remove it, or name another folder for all workers of this host by TMPDIR."

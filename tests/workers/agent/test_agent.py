@@ -1,9 +1,11 @@
 """A real agent on a database of its own, while that database cannot be written; and what an agent offers to run."""
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +109,24 @@ def test_the_store_learns_what_others_hold_for_a_while_and_not_what_this_agent_h
     agent.runs[1] = own
     assert reported("host", "GPU-1", "GPU-2") == {"host"}
     assert reported("host", "GPU-1", "GPU-2", after_s=STEADY_S) == {"GPU-2"}
+
+
+@pytest.mark.parametrize("gpus", [(), (Gpu(uuid="GPU-1", name="H200", memory_mib=1),)])
+def test_a_removed_lock_gives_no_device_to_a_second_job(tmp_path: Path, gpus: tuple[Gpu, ...]) -> None:
+    locks = DeviceLocks(Host(gpus=gpus, cpu_count=2, memory_mib=1), tmp_path / "locks")
+    held = locks.keep_only(locks.take_free(), gpus=len(gpus), alone=not gpus)
+    agent, claimed = agent_with(locks=locks), []
+    agent.runs[1] = SimpleNamespace(devices=held)
+    agent.id, agent._queue = "w", SimpleNamespace(claim=lambda *offer: claimed.append(offer))
+    agent._refused_with, agent._note_others, agent._offer = None, lambda _taken: None, lambda free: free.gpus
+    agent._is_to_join_first = lambda _run: False
+    agent._holds_some_of = partial(Agent._holds_some_of, agent)
+    shutil.rmtree(tmp_path / "locks")
+    Agent._claim_jobs(agent)
+    assert not claimed
+    held.release()
+    Agent._claim_jobs(agent)
+    assert len(claimed) == 1
 
 
 @pytest.mark.parametrize("gpus", [(), (Gpu(uuid="GPU-1", name="H200", memory_mib=1),)])

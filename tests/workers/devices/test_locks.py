@@ -49,7 +49,7 @@ def test_an_idle_host_is_taken_whole(folder: Path, held: list[HeldDevices]) -> N
     assert free.gpus == GPUS
     assert len(free.descriptors) == 2 + len(GPUS), "the lock of choosing, the host's, and one for each GPU"
     assert folder.stat().st_mode & 0o7777 == 0o1777
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}, "everybody can lock it"
+    assert {path.stat().st_mode & 0o7777 for path in folder.iterdir()} == {0o1644}, "all can lock it; it is kept"
 
 
 @pytest.mark.parametrize("host", [CPU_HOST, GPU_HOST])
