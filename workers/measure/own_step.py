@@ -31,7 +31,8 @@ from workers.measure.timing import Observer, begin_phase, end_phase
 WHOLE, REST = "step", "rest"
 PHASE = re.compile(r"[a-z][a-z0-9_]{0,49}")
 RESERVED = frozenset(
-    {WHOLE, REST, *("first_step", "isolated_step", "preparation", "initialisation", "oom", "warmup", "graph", "device")}
+    {WHOLE, REST, *("first_step", "isolated_step", "answer_step", "preparation", "initialisation", "oom", "warmup")}
+    | {"graph", "device", "peak"}
 )
 """Names with a meaning of their own in results."""
 MAX_PHASES = 20

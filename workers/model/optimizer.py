@@ -57,7 +57,12 @@ class AdamW(Optimizer):
 
         With `master_weights`, those in the state are taken if they are float32, else made from the parameters at the
         next step; without, they are dropped.
+
+        Raises:
+            ValueError: the state is of an optimizer with `amsgrad` or `maximize`.
         """
+        if any(group.get(name) for group in state_dict["param_groups"] for name in ("amsgrad", "maximize")):
+            raise ValueError("a state of AdamW with amsgrad or maximize: this one does neither")
         chosen = [group["master_weights"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, saved, master_weights in zip(self.param_groups, state_dict["param_groups"], chosen, strict=True):

@@ -314,8 +314,16 @@ class Plain(torch.nn.Module):
         return self.head(self.embedding(token_ids))
 
 
-def test_a_users_model_needs_neither_flops_nor_a_cache(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODELS, "load", lambda name: Plain)
+class Unknown(Plain):
+    """A user's model that does not know its FLOPs for all sizes."""
+
+    def forward_flops(self, batch_size: int, context_length: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize("model", [Plain, Unknown])
+def test_a_users_model_needs_neither_flops_nor_a_cache(model, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODELS, "load", lambda name: model)
     report = run()
     assert metrics(report)["step_ms"]["outcome"] == "ok"
     for name in ("tflops", "mfu", "ceiling_percent"):
@@ -324,7 +332,7 @@ def test_a_users_model_needs_neither_flops_nor_a_cache(run, monkeypatch: pytest.
         run(mode="generate")
     with pytest.raises(Unsupported, match="takes no argument 'targets', which fused_linear_cross_entropy needs"):
         run(fused_linear_cross_entropy=True)
-    with pytest.raises(Unsupported, match=r"model 'transformer_lm': Plain has no blocks .* 'layers'"):
+    with pytest.raises(Unsupported, match=rf"model 'transformer_lm': {model.__name__} has no blocks .* 'layers'"):
         run(compile=True)
 
 

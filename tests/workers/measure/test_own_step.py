@@ -92,7 +92,7 @@ def test_phases_outside_of_steps_are_none() -> None:
     assert heard(own) == "[ +step -step ]"
 
 
-@pytest.mark.parametrize("name", ["Forward", "two words", "", "step", "rest", "step_2", "oom"])
+@pytest.mark.parametrize("name", ["Forward", "two words", "", "step", "rest", "step_2", "oom", "peak"])
 def test_a_name_that_results_cannot_hold_is_refused(name: str) -> None:
     def body(own: OwnStep) -> None:
         with own.phase(name):

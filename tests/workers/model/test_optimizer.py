@@ -287,6 +287,15 @@ def test_training_goes_on_from_saved_master_weights_in_every_bit(name: str, devi
         assert torch.equal(rest.state[mine]["master_param"], whole.state[right]["master_param"])
 
 
+@pytest.mark.parametrize("other", ["amsgrad", "maximize"])
+@pytest.mark.parametrize("ours", [AdamW, TritonAdamW])
+def test_a_state_of_another_update_is_refused(ours: type[AdamW], other: str) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    state = torch.optim.AdamW([parameter], **{other: True}).state_dict()
+    with pytest.raises(ValueError, match="does neither"):
+        ours([parameter]).load_state_dict(state)
+
+
 @pytest.mark.parametrize(("name", "device"), OURS)
 def test_the_constructor_decides_on_master_weights_and_no_loaded_state(name: str, device: str) -> None:
     states = {

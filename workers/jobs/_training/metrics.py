@@ -283,10 +283,12 @@ def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
 
     if spec.mode == "generate":
         tell = getattr(model, "generate_flops", None)
-        return None if tell is None else int(tell(spec.batch_size, spec.context_length, spec.new_tokens))
+        told = tell and tell(spec.batch_size, spec.context_length, spec.new_tokens)
+        return None if told is None else int(told)
     tell = getattr(model, "forward_flops", None)
     linear = (one for one in model.modules() if isinstance(one, torch.nn.Linear))
-    if tell is None or (spec.mode != "forward" and not all(one.weight.requires_grad for one in linear)):
+    told = tell and tell(spec.batch_size, spec.context_length)
+    if told is None or (spec.mode != "forward" and not all(one.weight.requires_grad for one in linear)):
         return None
-    forward = spec.accumulation_steps * int(tell(spec.batch_size, spec.context_length))
+    forward = spec.accumulation_steps * int(told)
     return forward if spec.mode == "forward" else accounting.training_flops(forward)
