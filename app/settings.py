@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import difflib
+import re
 from collections.abc import Mapping
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -55,6 +56,15 @@ def _is_a_token(token: SecretStr) -> SecretStr:
     return token
 
 
+def _is_a_host(name: str) -> str:
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        if not re.fullmatch(r"\*|(\*\.)?[^*/:]+", name):
+            raise PydanticCustomError("host", "must be names or addresses, without http:// and port") from None
+    return name
+
+
 def _is_a_site(address: str) -> str:
     if address and not (address.startswith(("http://", "https://")) and urlsplit(address).hostname):
         raise PydanticCustomError("site", "must be an address such as https://ui.perfetto.dev, or empty")
@@ -94,7 +104,7 @@ def _is_a_store(place: str) -> str:
 MAX_TIMEOUT_S = 30 * 86_400.0
 
 # The environment separates them by commas or blanks.
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Names = Annotated[tuple[Annotated[str, AfterValidator(_is_a_host)], ...], NoDecode, BeforeValidator(_split)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)]
 Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 

@@ -16,6 +16,8 @@ from flopwatch import defaults
             "s3:///prefix",
             "must be a folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         ),
+        ("FLOPWATCH_ALLOWED_HOSTS", "[::1], https://a.example", "must be names or addresses, without http:// and port"),
+        ("FLOPWATCH_ALLOWED_HOSTS", "*.b.example a.example:80", "must be names or addresses, without http:// and port"),
         ("FLOPWATCH_MAX_PRIORITY", "", "must be written submit=0,code=10, or none"),
         ("FLOPWATCH_PERFETTO_URL", "ui", "must be an address such as https://ui.perfetto.dev, or empty"),
         (
