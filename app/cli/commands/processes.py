@@ -62,7 +62,8 @@ def up(
     settings = _server_settings(host, port, insecure=insecure)
     stop_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _frame: stop_signals.append(received))
+        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):  # as after `nohup`
+            signal.signal(number, lambda received, _frame: stop_signals.append(received))
     children = {
         "server": _start("app.cli", "serve"),
         # A worker needs no secret of the server, and runs code that others wrote.

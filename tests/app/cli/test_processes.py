@@ -299,8 +299,12 @@ def test_up_hides_the_token_and_hurries_at_a_second_signal(start: Any, tmp_path:
         "WARM_PARENT": "empty",
     }
     settings = {"FLOPWATCH_DATA_DIR": tmp_path / "data", "FLOPWATCH_GRACE_S": "300", "FLOPWATCH_API_TOKEN": "hunter2"}
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     up = start("up", "--port", "0", **settings, **environment)
+    signal.signal(signal.SIGHUP, before)
     url = listening_url(up)
+    ignored = Path(f"/proc/{up.pid}/status").read_text().partition("SigIgn:")[2].split()[0]
+    assert int(ignored, 16) & 1, "the end of its terminal does not end it"
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer hunter2"}, trust_env=False) as client:
         curious, gated = (
             client.post("/jobs", json={"spec": {"kind": "plain", "behaviour": behaviour}}).raise_for_status().json()
