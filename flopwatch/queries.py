@@ -184,12 +184,20 @@ def id_of(thing: Thing) -> int:
 
 
 def ids_of(things: Thing | Sequence[Thing] | None) -> list[int]:
-    if things is None:
-        return []
+    return [] if things is None else [id_of(one) for one in listed(things)]
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a value, or several, as a list."""
     # Not by SupportsIndex: an array of NumPy has __index__, too.
-    if isinstance(things, Mapping) or not isinstance(things, Iterable):
-        return [id_of(things)]
-    return [id_of(one) for one in things]
+    return [value] if isinstance(value, str | Mapping) or not isinstance(value, Iterable) else list(value)
+
+
+def some(value: Any) -> list[Any]:
+    """Return the values of a condition. Raises InvalidArgument for an empty list: the server would take all."""
+    if not (values := listed(value)):
+        raise InvalidArgument("An empty list chooses nothing: leave the option out to choose all.")
+    return values
 
 
 def label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
@@ -213,20 +221,19 @@ def filter_query(filters: JobFilter) -> Answer:
 def table_query(options: TableOptions) -> Answer:
     """Return the query parameters that choose the jobs of a table, and lay it out."""
     query = query_of(options, TableOptions)
-    labels, kind = query.pop("labels", None), query.get("kind")
+    labels = query.pop("labels", None)
+    query |= {name: some(query[name]) for name in ("job", "sweep", "kind") if query.get(name) is not None}
     return {
         **query,
         "job": ids_of(query.get("job")),
         "sweep": ids_of(query.get("sweep")),
-        "kind": [kind] if isinstance(kind, str) else kind,
         "label": label_filter(labels),
     }
 
 
 def pairs(values: Mapping[str, Any] | None) -> list[str] | None:
     """Write names with their values as queries have them, "precision=fp32"; None if there are none."""
-    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in (values or {}).items()}
-    return [f"{name}={value_text(one)}" for name, its in lists.items() for one in its] or None
+    return [f"{name}={value_text(one)}" for name, value in (values or {}).items() for one in some(value)] or None
 
 
 def refuse_unknown(arguments: Mapping[str, Any], options: type) -> None:
@@ -256,4 +263,4 @@ def comparison_query(
         sides = {"baseline": ids_of(baseline), "candidate": ids_of(candidate)}
     judged: Answer = dict(asked)
     metrics = judged.pop("metrics", None)
-    return {**sides, "metric": None if metrics is None else list(metrics), **judged}
+    return {**sides, "metric": None if metrics is None else listed(metrics), **judged}

@@ -251,6 +251,12 @@ class TestFrames:
         assert flopwatch.job(found)["id"] == flopwatch.wait(found)["id"] == job["id"]
         for ids in (found, [found], flopwatch.jobs(state="succeeded").index.to_numpy()[:1]):
             assert len(flopwatch.table(job=ids)) == 1
+        assert len(flopwatch.table(job=found, where={"context_length": range(8, 10)})) == 1
+        with pytest.raises(Refused, match="'nose' is none of"):
+            flopwatch.compare(found, done(site, flopwatch), metrics="nose")
+        for nothing in ({"job": []}, {"sweep": []}, {"kind": []}, {"job": found, "where": {"context_length": []}}):
+            with pytest.raises(InvalidArgument, match="An empty list chooses nothing"):
+                flopwatch.table(**nothing)
         asked = {"metrics": ["step_ms"], "fail_above_percent": 5.0}
         assert flopwatch.compare(found, [found], **asked).attrs["gate"]["metrics"] == ["step_ms"]
         with pytest.raises(Refused, match="limit"):
