@@ -135,7 +135,7 @@ def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]
 def _error(point: Point) -> tuple[float, float]:
     """Return how far the error bar of a point with a value reaches up and down: no time is drawn below zero."""
     if point.value is None or point.low is None or point.high is None:
-        return point.spread or 0.0, point.spread or 0.0
+        return 0.0, 0.0
     return point.high - point.value, point.value - point.low
 
 
@@ -155,7 +155,7 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     }
     if not name:  # the only series; the legend is for the marks of cells without a number
         trace["showlegend"] = False
-    if any(point.spread or point.low is not None for point in measured):
+    if any(point.low is not None for point in measured):
         above, below = zip(*map(_error, measured), strict=True)
         trace["error_y"] = {
             "type": "data",

@@ -59,7 +59,7 @@ def legend_of_doubt(points: Iterable[Judged], *, lines: bool) -> list[dict[str, 
     return [{**entry, "type": "bar", "marker": {"color": "var(--quiet)", "pattern": {"shape": "x"}}}]
 
 
-_NUMBERS_OF_A_POINT = ("value", "± 95 % interval", "n", "outcome", "validity")
+_NUMBERS_OF_A_POINT = ("value", "from", "to", "n", "outcome", "validity")
 
 
 def table_of(names: Sequence[str], points: Sequence[Point]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def table_of(names: Sequence[str], points: Sequence[Point]) -> dict[str, Any]:
     rows = [
         [
             *(in_use(point.place.get(name)) for name in names),
-            *(point.value, point.spread, point.n, point.outcome, point.validity),
+            *(point.value, point.low, point.high, point.n, point.outcome, point.validity),
         ]
         for point in points[:MAX_TABLE]
     ]
@@ -88,7 +88,8 @@ class Hover:
         if point.value is None:
             value = point.missing or "not measured"
         else:
-            spread = "" if point.spread is None else f" ± {number(point.spread)}"
+            ends = "" if point.low is None or point.high is None else f" ({number(point.low)}–{number(point.high)})"
+            spread = ends if point.spread is None else f" ± {number(point.spread)}"
             value = f"{number(point.value)}{spread}{self._unit}"
             value += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
         place = ", ".join(filter(None, [_words(name, value) for name, value in point.place.items()]))

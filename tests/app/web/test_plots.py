@@ -39,6 +39,8 @@ def grid(outcomes: dict[tuple[str, int], str] | None = None) -> list[Point]:
             spread=None if (name, length) in missing else 0.5,
             n=8,
             outcome=missing.get((name, length), "ok"),
+            low=None if (name, length) in missing else length * factor - 0.5,
+            high=None if (name, length) in missing else length * factor + 0.5,
         )
         for name, factor in (("eager", 0.25), ("flash", 0.125))
         for length in (4096, 256, 1024, 512)
@@ -72,6 +74,9 @@ def test_points_have_coordinates_verdict_and_job() -> None:
     two = Cell(1.5, None, 2, "ok", least=1.0, greatest=2.0)
     (few,) = points_of(sheet([["eager", 256, 7, two, "valid"]]), "forward_ms")
     assert (few.low, few.high) == (1.0, 2.0), "of few numbers the error bar is their range"
+    figure = draw_chart([few], Axes("sequence_length"), "forward_ms", "ms")
+    assert figure["table"]["rows"] == [[256, 1.5, 1.0, 2.0, 2, "ok", "valid"]], "its numbers have it, too"
+    assert "1.5 (1–2) (n = 2)" in figure["data"][0]["customdata"][0][0]
 
 
 def test_the_number_with_most_values_goes_along_x() -> None:
@@ -181,8 +186,8 @@ def test_figures_have_their_numbers_as_a_table() -> None:
     ):
         table = figure["table"]
         assert table["columns"][:2] == ["Implementation", "Sequence length"]
-        assert ["eager", 256, 64, 0.5, 8, "ok", None] in table["rows"]
-        assert ["eager", 4096, None, None, 8, "oom", None] in table["rows"]
+        assert ["eager", 256, 64, 63.5, 64.5, 8, "ok", None] in table["rows"]
+        assert ["eager", 4096, None, None, None, 8, "oom", None] in table["rows"]
     empty = draw_heat_map([], "a", "b", "m", None)
     assert (empty["data"], empty["empty"]) == ([], EMPTY)
 
@@ -237,7 +242,7 @@ def test_a_sweep_opens_on_the_metric_by_which_its_best_is_chosen() -> None:
 def test_filters_take_values_as_tables_write_them() -> None:
     points = [Point({"compile": on, "size_mb": size}, size) for on in (False, True) for size in (1.0, 2.0)]
     view = figures(points, "step_ms", "ms", PlotsQuery(where=["compile=false", "size_mb=1"]), "Step (ms)")
-    assert json.loads(view["chart"]["json"])["table"]["rows"] == [[1.0, 1.0, None, None, "ok", None]]
+    assert json.loads(view["chart"]["json"])["table"]["rows"] == [[1.0, 1.0, None, None, None, "ok", None]]
     assert view["filters"] == [("compile", ["none", "true"], "none"), ("size_mb", ["1.0", "2.0"], "1.0")]
 
 
