@@ -53,7 +53,8 @@ def phase(name: str) -> AbstractContextManager[Any]:
     """Name a part of the step: `with flopwatch.phase("forward"): …`.
 
     Parts that follow each other are phases, each with times, kernels and memory of its own; what lies between them is
-    the phase `rest`. A part may come several times in a step. A part inside a part is a range of the profile.
+    the phase `rest`. A part may come several times in a step. A part inside a part is a range of the profile,
+    as is one in a thread that the code has started; in what torch compiles, it names nothing.
 
     Args:
         name: Lower-case letters, digits and underscores, such as "forward", "backward", "optimizer", "data".

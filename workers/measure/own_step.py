@@ -9,9 +9,10 @@ import inspect
 import os
 import re
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import compress
 from types import CodeType
 from typing import Any
@@ -43,7 +44,7 @@ OURS = frozenset(("torch", "workers", "kernels", "app", "flopwatch"))
 
 
 class WrongPhase(ValueError):
-    """A phase has a name that results cannot hold."""
+    """A phase has a name that results cannot hold, or does not end."""
 
 
 class NoStep(TypeError):
@@ -85,6 +86,8 @@ class OwnStep:
         """The named phase that is open."""
         self._left = False
         """True if an error has left it."""
+        self._thread: int | None = None
+        """That of the step."""
         self._names: dict[str, None] = {}
         self._of_every_step = dict.fromkeys(KINDS, 0.0)
         self._of_step = dict.fromkeys(KINDS, 0.0)
@@ -260,6 +263,7 @@ class OwnStep:
         assert self._step is not None
         self._of_step = dict.fromkeys(KINDS, 0.0)
         self._observers, self._open, self._left = observers, None, False
+        self._thread = threading.get_ident()
         begin_phase(self._outside, observers)
         try:
             returned = self._step()
@@ -271,6 +275,8 @@ class OwnStep:
             del returned
             self._check_process()
             self._end_left()
+            if self._open is not None:
+                raise WrongPhase(f"phase {self._open!r} is open after the step, as where a generator yields inside it")
         except StopIteration as end:
             raise StepStopped(self._stopped()) from end
         finally:
@@ -295,10 +301,19 @@ class OwnStep:
         if os.getpid() != self._process:
             raise ForkReturned("a fork of the job's process must end in the step (os._exit), and not return from it")
 
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Name the part of the step inside the context: a phase; inside of one, or beside the step in a thread that the
+        code has started, a range of the profile; in what torch compiles, nothing. Raises WrongPhase: results cannot
+        hold such a name."""
+        if torch.compiler.is_compiling():
+            return nullcontext()
+        # Autograd's threads, for which the step waits, are not Python's.
+        thread = threading.current_thread()
+        beside = thread.ident != self._thread and not isinstance(thread, threading._DummyThread)
+        return named(name) if beside else self._part(name)
+
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Name the part of the step inside the context: a phase, or inside of one a range of the profile. Raises
-        WrongPhase: results cannot hold such a name."""
+    def _part(self, name: str) -> Iterator[None]:
         self._end_left()
         if self._observers is None or self._open is not None:
             with named(name):

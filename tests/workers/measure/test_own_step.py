@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
@@ -90,6 +91,45 @@ def test_phases_outside_of_steps_are_none() -> None:
 
     own.make(make)
     assert heard(own) == "[ +step -step ]"
+
+
+def test_a_thread_of_the_code_and_a_compiler_name_no_phases() -> None:
+    begin, end = threading.Event(), threading.Event()
+
+    def load() -> None:
+        with own.phase("load"):
+            begin.set()
+            end.wait(10)
+
+    def body(own: OwnStep) -> None:
+        thread = threading.Thread(target=load)
+        thread.start()
+        begin.wait(10)
+        with own.phase("forward"):
+            end.set()
+            thread.join()
+
+    own = made(body)
+    assert heard(own) == "[ +step -step +forward -forward +rest -rest ]"
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        with inside.phase("scores"):
+            return x + x
+
+    inside = made(lambda _own: compiled(torch.ones(2)))
+    assert heard(inside) == "[ +step -step ]"
+
+
+def test_a_phase_that_is_open_after_the_step_is_refused() -> None:
+    def batches() -> Iterator[int]:
+        with own.phase("data"):
+            yield 1
+
+    own = made(lambda _own: next(batches_of_own))
+    batches_of_own = batches()
+    with pytest.raises(WrongPhase, match="phase 'data' is open after the step, as where a generator yields inside"):
+        heard(own)
 
 
 @pytest.mark.parametrize("name", ["Forward", "two words", "", "step", "rest", "step_2", "oom", "peak"])
