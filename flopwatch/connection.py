@@ -33,6 +33,8 @@ MAX_PREFERRED_WAIT_S = 60
 """Longest time in seconds for which the server holds an answer."""
 RECONNECT_S = 1.0
 MAX_RECONNECTS = 30
+AWAY = (429, 502, 503, 504)
+"""Statuses of a server that is busy, or away behind a proxy."""
 CLOCK_S = 1.0
 """Difference of clocks that does not count: the answer was under way."""
 PAGE = 500
@@ -305,12 +307,13 @@ class Connection:
         while True:
             try:
                 return ask()
-            except Unreachable as error:
+            except ClientError as error:
                 failures += 1
-                if not isinstance(error.__cause__, httpx.TransportError):
+                cause = error.__cause__ or error
+                if not _may_pass(cause):
                     raise
                 if failures > MAX_RECONNECTS or time.monotonic() >= deadline:
-                    raise self._lost(error.__cause__, command) from error.__cause__
+                    raise self._lost(cause, command) from cause
                 time.sleep(RECONNECT_S)
 
     def stream(self, path: str, what: str, command: str, timeout_s: float | None = None) -> Iterator[Event | None]:
@@ -341,7 +344,9 @@ class Connection:
                             return
             except httpx.InvalidURL as error:
                 raise self._unreachable(error) from error
-            except httpx.TransportError as error:
+            except (httpx.TransportError, Refused) as error:
+                if not _may_pass(error):
+                    raise
                 if time.monotonic() >= deadline:
                     raise WaitTimeout(f"{what} was not done after {timeout_s:g} s; it keeps running.") from None
                 failures += 1
@@ -402,7 +407,7 @@ class Connection:
             cure = f"Write http://{self.url} or https://{self.url}."
         return Unreachable(f"Cannot talk to {self.url}{self._named_by}: {_sentence(error)}. {cure}")
 
-    def _lost(self, error: Exception, command: str) -> Unreachable:
+    def _lost(self, error: BaseException, command: str) -> Unreachable:
         kept = f"What was submitted is kept: `flopwatch {command}` when the server is back."
         return Unreachable(f"Lost {self.url}: {_sentence(error)}. {kept}")
 
@@ -459,6 +464,11 @@ def _chunks(response: httpx.Response, name: str) -> Iterator[bytes]:
         yield from response.iter_bytes()
     except httpx.RemoteProtocolError as error:
         raise DownloadFailed(f"{name} broke off: it may be damaged on the server, whose log says so.") from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Return True if the server, or a proxy before it, may answer the same request a moment later."""
+    return isinstance(error, httpx.TransportError) or (isinstance(error, Refused) and error.status in AWAY)
 
 
 def _status(response: httpx.Response) -> str:
@@ -528,7 +538,7 @@ def _until(lines: Iterable[str], deadline: float) -> Iterator[str]:
         yield line
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: BaseException) -> str:
     return (str(error) or type(error).__name__).rstrip(". ")
 
 

@@ -377,9 +377,12 @@ def test_the_client_is_imported_without_pandas() -> None:
 
 
 @pytest.mark.parametrize("what", ["job", "sweep"])
-@pytest.mark.parametrize("away", [2, connection.MAX_RECONNECTS + 1])
-def test_waiting_outlasts_a_restart_of_the_server(flopwatch, monkeypatch, what, away) -> None:
-    """The stream is resumed; so is every other request."""
+@pytest.mark.parametrize(
+    ("away", "answer"),
+    [(2, None), (connection.MAX_RECONNECTS + 1, None), (2, 502), (connection.MAX_RECONNECTS + 1, 429)],
+)
+def test_waiting_outlasts_a_restart_of_the_server(flopwatch, monkeypatch, what, away, answer) -> None:
+    """The stream is resumed; so is every other request, also if a proxy answers, or there were too many."""
     monkeypatch.setattr(connection, "RECONNECT_S", 0.001)
     sweep = flopwatch.sweep(TINY, {"seed": [1]})
     job = flopwatch.jobs_of_sweep(sweep)[0]
@@ -387,13 +390,15 @@ def test_waiting_outlasts_a_restart_of_the_server(flopwatch, monkeypatch, what, 
     send, refused = flopwatch._http.send, []
 
     def restarting(request: httpx.Request, **options: Any) -> httpx.Response:
-        if not request.url.path.endswith("/events") and len(refused) < away:
+        if (answer or not request.url.path.endswith("/events")) and len(refused) < away:
             refused.append(request.url.path)
+            if answer:
+                return httpx.Response(answer, html="<h1>refused</h1>", request=request)
             raise httpx.ConnectError("[Errno 111] Connection refused", request=request)
         return send(request, **options)
 
     monkeypatch.setattr(flopwatch._http, "send", restarting)
-    kept = f"refused. What was submitted is kept: `flopwatch {'show' if what == 'job' else 'sweeps'} "
+    kept = f"What was submitted is kept: `flopwatch {'show' if what == 'job' else 'sweeps'} "
     with pytest.raises(Unreachable, match=kept) if away > connection.MAX_RECONNECTS else nullcontext():
         flopwatch.wait(job, check=False) if what == "job" else flopwatch.wait_for_sweep(sweep)
     assert len(refused) == away
