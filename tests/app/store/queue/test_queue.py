@@ -302,6 +302,12 @@ class TestHandingOver:
         Pausing(database).pause("all")
         assert queue.take_over(self.handed(again), "new", "other"), "a lost answer is repeated: it runs already"
 
+    def test_a_worker_that_is_lost_before_the_job_began_costs_no_attempt(self, shop, queue, reading) -> None:
+        job_id = shop.submit(max_attempts=1)
+        queue.claim("worker-1", shop.offer(), waits_for="its allocation")
+        assert queue.recover(*queue.running()) == "queued"
+        assert (job(reading, job_id)["attempt"], reading.attempts(job_id)[0]["state"]) == (0, "given_back")
+
     def test_a_job_that_a_former_server_has_ended_does_not_start(self, shop, queue, database, reading) -> None:
         """Release 0.1.0 ends a queued job and knows nothing of its attempt, which waits in a cluster."""
         claim = shop.running_job()
