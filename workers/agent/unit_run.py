@@ -108,7 +108,7 @@ class UnitRun:
         self._ended: Succeeded | Failed | None = None
         self._failure: Failed | None = None
         self._ending: Outcome | None = None
-        self._killed = False
+        self._killed = self._left_alone = False
         self._kill_at = self._kill_keeper_at = float("inf")
 
     @property
@@ -117,7 +117,7 @@ class UnitRun:
         return self._ended is not None
 
     def run(self) -> Outcome:
-        """Drain and watch the unit; returns when none of its processes is left."""
+        """Drain and watch the unit; returns when none of its processes is left, or the kernel does not end them."""
         next_flush = self._clock() + FLUSH_S
         with selectors.DefaultSelector() as selector:
             for descriptor, take in {
@@ -127,7 +127,7 @@ class UnitRun:
                 self._stop.descriptor: lambda: self._drain(self._stop.descriptor, lambda _data: None),
             }.items():
                 selector.register(descriptor, selectors.EVENT_READ, take)
-            while len(selector.get_map()) > 1:
+            while len(selector.get_map()) > 1 and not self._left_alone:
                 ends = (self._kill_at, self._kill_keeper_at) if self._ending is not None else (self._deadline(),)
                 until = min(next_flush, *ends)
                 for key, _ in selector.select(max(0.0, until - self._clock())):
@@ -137,7 +137,7 @@ class UnitRun:
                 if self._clock() >= next_flush:
                     self._flush()
                     next_flush = self._clock() + FLUSH_S
-        return self._outcome(self._process.report())
+        return self._outcome(Report(None, None) if self._left_alone else self._process.report())
 
     @staticmethod
     def _drain(descriptor: int, take: Callable[[bytes], None]) -> bool:
@@ -163,7 +163,9 @@ class UnitRun:
             self._process.kill()
             self._killed, self._kill_at, self._kill_keeper_at = True, float("inf"), now + KEEPER_S
         if now >= self._kill_keeper_at:
-            self._process.kill_with_keeper()
+            self._left_alone = not self._process.kill_with_keeper()
+            if self._left_alone:
+                logger.error("its processes do not end, although they were killed, and keep its devices: see dmesg")
             self._kill_keeper_at = float("inf")
 
     def _deadline(self) -> float:

@@ -33,6 +33,8 @@ KILLED_TOO_OFTEN = f"the warm parent was killed {WARM_TRIES} times in a row"
 
 NOT_FORKED = "the host has no processes left: the warm parent could not fork (see `ulimit -u`, --pids-limit, TasksMax)"
 
+ENDS_S = 60.0
+"""Seconds that killed processes may take to end, before nobody waits for them any more."""
 FORK_TIMEOUT_S = 30.0
 """Seconds in which the warm parent, which forks in milliseconds, must answer."""
 
@@ -76,11 +78,10 @@ class Process:
         """Kill the unit's process and all its descendants."""
         self._order(keeper.KILL)
 
-    def kill_with_keeper(self) -> None:
+    def kill_with_keeper(self) -> bool:
         """Kill all processes of the unit and its keeper, if the keeper does not obey, for example because it is
-        stopped."""
-        if self._kept_by is not None:
-            end_tree(self._kept_by)
+        stopped. Returns False if that is impossible: then the keeper goes on to hold the unit's devices."""
+        return self._kept_by is None or end_tree(self._kept_by, ENDS_S)
 
     def report(self) -> Report:
         """Wait for the keeper's report; when it comes, no process of the unit is left."""
@@ -214,7 +215,7 @@ class Launcher:
             if self._socket is not None:
                 self._socket.close()
             self._socket = None
-            kill_all()
+            kill_all(within_s=ENDS_S)
             if self._warm is not None:
                 self._warm.wait()
             self._warm = None

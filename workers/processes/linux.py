@@ -73,14 +73,15 @@ def ask_for_stacks() -> int:
     return asked
 
 
-def kill_all(spare: Container[int] = ()) -> None:
-    """Kill every descendant and reap it; needs adopt_orphans(), else a grandchild can escape.
+def kill_all(spare: Container[int] = (), within_s: float = float("inf")) -> None:
+    """Kill every descendant and reap it, as far as that is possible within so many seconds; needs adopt_orphans(), else
+    a grandchild can escape.
 
     It repeats, because a process that forks while it is being killed leaves a new orphan, which becomes our child. It
     looks less and less often: a process may take seconds to give a GPU's memory back, while others measure.
     """
-    pause_s = 0.001
-    while signal_all(signal.SIGKILL, spare):
+    pause_s, give_up_at = 0.001, time.monotonic() + within_s
+    while signal_all(signal.SIGKILL, spare) and time.monotonic() < give_up_at:
         for child in psutil.Process().children():
             if child.pid in spare:
                 continue
@@ -92,20 +93,24 @@ def kill_all(spare: Container[int] = ()) -> None:
         pause_s = min(2 * pause_s, 0.05)
 
 
-def end_tree(root: psutil.Process) -> None:
-    """Kill every descendant of `root`, a child subreaper, and then `root`, also if it is stopped.
+def end_tree(root: psutil.Process, within_s: float) -> bool:
+    """Kill every descendant of `root`, a child subreaper, and then `root`, also if it is stopped. Returns False, and
+    leaves `root` alone, if some are alive after so many seconds: a process whose driver hangs cannot be killed.
 
     A stopped subreaper still adopts, so none of its descendants can leave the tree before it is killed itself.
     """
-    pause_s = 0.001
+    pause_s, give_up_at = 0.001, time.monotonic() + within_s
     with contextlib.suppress(psutil.NoSuchProcess):
         while live := [process for process in root.children(recursive=True) if _lives(process)]:
             for process in live:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+            if time.monotonic() >= give_up_at:
+                return False
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
         root.kill()
+    return True
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -242,7 +242,7 @@ def kill_after_terminate() -> None:
     from flopwatch.workers.processes.launch import Process
 
     replace(Process, "kill", lambda _self: None)
-    replace(Process, "kill_with_keeper", lambda _self: None)
+    replace(Process, "kill_with_keeper", lambda _self: True)
 
 
 def watched_pipe() -> None:

@@ -361,7 +361,7 @@ def test_control_of_the_units_variables(tmp_path: Path) -> None:
     assert {"FLOPWATCH_API_TOKEN=hunter2", "AWS_SECRET_ACCESS_KEY=hunter2"} <= variables
 
 
-def ends_with_a_stopped_keeper(folder, start, stopped, sabotage="", *, reason=None) -> Any:
+def ends_with_a_stopped_keeper(folder, start, stopped, sabotage="", *, reason=None, within_s=60) -> Any:
     """Stop a unit's keeper, or its warm parent too, and let the unit time out, or stop it; its outcome's type, and who
     lives on."""
     return run_script(
@@ -392,7 +392,7 @@ def ends_with_a_stopped_keeper(folder, start, stopped, sabotage="", *, reason=No
         run = UnitRun(process, listener, stop, timeout=timeout, grace_s=0.05)
         thread = threading.Thread(target=lambda: outcome.append(type(run.run()).__name__), daemon=True)
         thread.start()
-        thread.join(1 if {bool(sabotage)} else 60)
+        thread.join({within_s})
         print(json.dumps([outcome, [is_alive(pid) for pid in [*pids, keepers[0]]]]))
         """,
     )
@@ -413,8 +413,14 @@ def test_a_stopped_keeper_keeps_nothing_alive(tmp_path, start, stopped, reason, 
 
 def test_control_of_the_stopped_keeper(tmp_path: Path) -> None:
     """Without the agent's own kill, the unit lives on."""
-    leave = "Process.kill_with_keeper = lambda _self: None"
-    assert ends_with_a_stopped_keeper(tmp_path, "exec", "keeper", leave) == [[], [True] * 3]
+    leave = "Process.kill_with_keeper = lambda _self: True"
+    assert ends_with_a_stopped_keeper(tmp_path, "exec", "keeper", leave, within_s=1) == [[], [True] * 3]
+
+
+def test_processes_that_cannot_be_killed_keep_no_job_running(tmp_path: Path) -> None:
+    """Their driver hangs. The keeper lives, too, and holds the devices."""
+    hangs = "from workers.processes import launch; launch.ENDS_S = 0.1; psutil.Process.kill = lambda _self: None"
+    assert ends_with_a_stopped_keeper(tmp_path, "exec", "keeper", hangs) == [["Failed"], [True] * 3]
 
 
 def test_a_unit_waits_at_its_gate(tmp_path: Path) -> None:
