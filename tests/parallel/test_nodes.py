@@ -2,9 +2,9 @@
 
 import os
 import secrets
+import signal
 import socket
-import subprocess
-import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,20 +12,12 @@ from typing import Any
 
 import pytest
 
+from parallel import nodes as nodes_module
+from parallel.node_ranks import serve_node
 from parallel.nodes import Nodes, interface_to
 from parallel.process_group import RanksFailed, children_of, launch
 from tests.parallel.node_functions import add_up
 from tests.processes import alive
-
-SERVE = """
-import sys
-from pathlib import Path
-from parallel import nodes
-from parallel.node_ranks import serve_node
-from parallel.nodes import Nodes
-nodes.HANDSHAKE_S = 1.0
-serve_node(Nodes.from_json(sys.argv[1]), 1, folder=Path(sys.argv[2]), facts={"name": "second"})
-"""
 
 
 def free_port() -> int:
@@ -35,16 +27,24 @@ def free_port() -> int:
 
 
 @contextmanager
-def second_node(nodes: Nodes, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def second_node(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The process of another node: a fork, since it has torch."""
     (folder / "second").mkdir()
-    command = [sys.executable, "-c", SERVE, nodes.to_json(), str(folder / "second")]
-    process = subprocess.Popen(command)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
+    if process == 0:
+        try:
+            monkeypatch.setattr(nodes_module, "HANDSHAKE_S", 1.0)
+            serve_node(nodes, 1, folder=folder / "second", facts={"name": "second"})
+        finally:
+            os._exit(1)
     try:
         yield process
-        assert children_of(process.pid) == [], "its ranks have ended"
+        assert children_of(process) == [], "its ranks have ended"
     finally:
-        process.kill()
-        process.wait()
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 @pytest.fixture
@@ -60,15 +60,17 @@ def run(nodes: Nodes, folder: Path, fail_at: int | None = None) -> tuple[list[An
     return results, met
 
 
-def test_ranks_of_two_nodes_meet_again_and_one_that_dies_ends_all(nodes: Nodes, tmp_path: Path) -> None:
+def test_ranks_of_two_nodes_meet_again_and_one_that_dies_ends_all(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = set(children_of(os.getpid()))
-    with second_node(nodes, tmp_path) as second, closing(socket.socket()) as stranger:
+    with second_node(nodes, tmp_path, monkeypatch) as second, closing(socket.socket()) as stranger:
         stranger.bind((nodes.address, nodes.ports[0]))  # who is there is silent
         stranger.listen()
         results, met = run(nodes, tmp_path)
         assert [result["sum"] for result in results] == [1.0] * 2
         assert [result["local_rank"] for result in results] == [0, 0]
-        assert [result["launcher"] for result in results] == [os.getpid(), second.pid]
+        assert [result["launcher"] for result in results] == [os.getpid(), second]
         assert met == [{"name": "second"}]
         assert (tmp_path / "rank-1.log").read_text() == "this is rank 1\n"
         with pytest.raises(RanksFailed) as raised:
@@ -76,12 +78,12 @@ def test_ranks_of_two_nodes_meet_again_and_one_that_dies_ends_all(nodes: Nodes, 
         assert raised.value.rank == 1
         assert "this is rank 1" in raised.value.log
         # Rank 0, which waited for it in an all-reduce, has ended.
-        assert not alive([pid for pid in children_of(os.getpid()) if pid not in {*before, second.pid}])
+        assert not alive([pid for pid in children_of(os.getpid()) if pid not in {*before, second}])
 
 
-def test_who_has_another_key_is_no_node(nodes: Nodes, tmp_path: Path) -> None:
+def test_who_has_another_key_is_no_node(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Nodes(2, nodes.address, nodes.ports, secrets.token_hex(16))
-    with second_node(other, tmp_path), pytest.raises(RanksFailed, match="did not start"):
+    with second_node(other, tmp_path, monkeypatch), pytest.raises(RanksFailed, match="did not start"):
         launch(add_up, None, world_size=2, backend="gloo", folder=tmp_path, nodes=nodes, start_timeout_s=4)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -62,11 +63,11 @@ def test_other_threads_count_by_the_processors_time(threads: None) -> None:
 
 def test_samples_belong_to_their_phase_and_to_the_step_alone() -> None:
     samples = sampled(0.05, 0.15)
-    times = {"phase_0": 0, "phase_1": 0}
+    times = Counter[str]()
     for (phase, frames), sample in samples.stacks.items():
-        times[phase] += sample.wall_ns
-        # A sample may come in the microsecond between two phases.
-        assert frames[0][1].endswith("<lambda>") or sample.wall_ns < 1e7, "what drives the step is left out"
+        # A sample may come in the microsecond between two phases, where a busy host may let the step's thread wait.
+        times[phase] += sample.wall_ns * bool(frames)
+        assert not frames or frames[0][1].endswith("<lambda>") or sample.wall_ns < 1e7, "what drives it is left out"
     assert times["phase_1"] > times["phase_0"] > 0  # three times as long, but where others keep the sampler waiting
     assert samples.steps == 1
 
