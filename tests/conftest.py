@@ -13,6 +13,7 @@ import random
 import secrets
 import signal
 import socket
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,9 @@ def _fork_forkserver() -> None:
         alive, alive_in = os.pipe()
         if os.fork() == 0:
             os.close(alive_in)
+            warnings.resetwarnings()  # which are errors in collecting
             try:
-                multiprocessing.forkserver.main(listener.detach(), alive, list(FORKED))
+                multiprocessing.forkserver.main(listener.detach(), alive, [*FORKED, "torchao.float8"])
             finally:
                 os._exit(0)
     os.close(alive)

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from app.specs.collective import CollectiveSpec
+from parallel import process_group
 from parallel.process_group import RanksFailed, RanksTimedOut
+from tests.plugins import forks
 from tests.workers.jobs import sabotaged_ranks
 from tests.workers.jobs.sabotaged_ranks import LARGE, SMALL
 from tests.workers.reporting import Report, reported
@@ -55,7 +58,15 @@ FACTORS |= {"all_to_all": 0.5, "send_receive": 1.0}
 """Bus bandwidth over algorithm bandwidth, of two ranks."""
 
 
-def test_two_ranks_with_faults_in_some_cells(tmp_path, monkeypatch, capsys) -> None:
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ranks forks of this process: importing torch takes each of them longer than all that it does here."""
+    printing = "import sys\nsys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__\n"
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", printing + process_group._RANK_PROGRAM)
+    monkeypatch.setattr(subprocess_handler.SubprocessHandler, "_popen", forks._start_rank)
+
+
+def test_two_ranks_with_faults_in_some_cells(forked_ranks, tmp_path, monkeypatch, capsys) -> None:
     """In one launch, since each takes seconds."""
     monkeypatch.setattr(collective_timing, "time_cells", sabotaged_ranks.time_cells)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0})

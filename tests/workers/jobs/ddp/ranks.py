@@ -38,7 +38,7 @@ FORGOTTEN = "layers.1.ln1.weight"
 BEGINS_LATE_S = 0.1
 """How much later than rank 0 rank 1 of "begins late" begins each profiled step."""
 PROFILED = (
-    *("bucketed", "bucketed, small", "fsdp, compiled", "torch_fsdp", "a look, fsdp"),
+    *("bucketed", "fsdp, compiled", "torch_fsdp", "a look, fsdp"),
     *("bucketed, graph", "fsdp, graph"),
 )
 """Specs whose steps run under the profiler, too, which takes longer than all else."""

@@ -620,7 +620,7 @@ def test_communication_is_seen_beside_computation(run: Any) -> None:
 
 
 def test_communication_is_timed_without_a_profiler(run: Any) -> None:
-    report = run("bucketed, small", why_no_profiler="CUPTI is taken")
+    report = run("bucketed", why_no_profiler="CUPTI is taken")
     found = values(report)
     assert found["communication_ms"]["median"] > 0
     assert found["uncovered_communication_ms"]["reason"] == "CUPTI is taken"
