@@ -241,6 +241,8 @@ def _sheet(
     if layout.best:
         is_bold = any(getattr(cell, "best", False) for row in sheet.rows for cell in row)
         notes.append(_BEST if is_bold else _NO_BEST)
+        if is_bold and any(name.startswith("arguments") and varies(cases, name) for name in coordinates):
+            notes.append("Rows with other arguments of your own code count as doing the same: nobody knows if they do.")
     notes += [*_of_kinds(cases, shown), *related.notes, *on_hidden_references(lines), *footnotes, *sheet.notes]
     return replace(
         sheet,

@@ -252,6 +252,12 @@ class TestBest:
         assert [cell.best for cell in sheet.column("step_ms")] == [False, False]
         assert [cell.best for cell in sheet.column("tokens_per_s")] == [False, True]
 
+    def test_arguments_of_a_step_may_change_the_work(self, database: Database, measure: Measure) -> None:
+        for width in (64, 512):
+            measure(("step_ms", {"median": float(width), "case": {"arguments.width": width}}))
+        said = [note for note in table(database, best=True).notes if "other arguments" in note]
+        assert said == ["Rows with other arguments of your own code count as doing the same: nobody knows if they do."]
+
     @pytest.mark.parametrize("work", ["rows", "model.vocab_size", "query_length"])
     def test_nobody_is_the_best_of_other_work(self, database: Database, measure: Measure, work: str) -> None:
         for number in (1, 2):
