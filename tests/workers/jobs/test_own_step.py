@@ -58,6 +58,7 @@ def make_varying_step(device):
 
     def step():
         flopwatch.work(tokens=(length := next(lengths)))
+        torch.empty(length, 2**18)
         time.sleep(1e-3 * length)
 
     return step
@@ -523,6 +524,12 @@ def test_memory_of_a_step_without_an_update_is_suspect(run: Run, warmup_steps: i
     report = run("memory", "make_accumulating_step", warmup_steps=warmup_steps, measure_steps=1)
     assert [one["verdict"] for one in report.verdicts.values()] == ["suspect" if words else "valid"]
     assert words is None or report.check("updates")["detail"].startswith(words)
+
+
+def test_memory_of_a_step_with_less_than_another_is_told(run: Run) -> None:
+    report = run("memory", "make_varying_step", warmup_steps=2)
+    words = "step 2 had a peak of 9 MiB, and the recorded one one of 1 MiB: record it by warmup_steps=1 measure_steps=1"
+    assert report.check("steps")["detail"] == words
 
 
 @pytest.mark.parametrize("bare", [False, True])

@@ -52,6 +52,8 @@ class Session:
     initialisation: RecordedStretch | None = None
     steps: list[list[RecordedStretch]] = field(default_factory=list)
     """The stretches of each recorded step: its preparation and its phases."""
+    peaks: list[float] = field(default_factory=list)
+    """In bytes, of each step so far, those of the warm-up too."""
     parts: list[Check] = field(default_factory=list)
     """The checks of what the model takes in place of plain PyTorch."""
     wrong: WrongResult | None = None
@@ -201,7 +203,12 @@ def record_steps(
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
     session.parameters = training.trainable
     session.without_gradient = getattr(step, "without_gradient", None)
-    session.steps = [*recorded, recording.end()][-spec.measure_steps :]
+    recorded.append(recording.end())
+    session.steps = recorded[-spec.measure_steps :]
+    for one in (stretch for stretches in recorded for stretch in stretches):
+        if one.stretch.phase == PREPARATION:
+            session.peaks.append(0)
+        session.peaks[-1] = max(session.peaks[-1], height(one))
     for phase in session.phases():
         save_snapshot(session, phase.stretch.phase, phase, report)
         if phase.stretch.phase == "forward" and not spec.compile and stream.storages:

@@ -43,6 +43,8 @@ EACH_PHASE = (
     *("fragmentation_mib", "largest_free_mib"),
 )
 MAX_UNKNOWN_PERCENT = 2.0
+HIGHER = 1.02
+"""How many times the last step's peak another one's must be to be told."""
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference between the peak of the history and the allocator's own count of the same."""
 MAX_STUCK_SHARE, MAX_STUCK_MIB = 0.1, 64
@@ -95,6 +97,7 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     checks += check_fragmentation(highest)
     if session.spec.step_code is not None and FORWARD not in {recorded.stretch.phase for recorded in phases}:
         checks.append(Check("phases", False, NO_PHASES, "note"))
+    checks += check_steps(session.peaks)
     if session.after_steps is not None and session.spec.snapshot_steps:
         checks.append(check_growth(values, session.after_steps, session.spec.snapshot_steps))
     return values, checks
@@ -128,6 +131,17 @@ def check_fragmentation(recorded: RecordedStretch) -> list[Check]:
     if matters and not settings.get("expandable_segments"):
         detail += f": a worker started with {EXPANDABLE} gives them back where memory runs out"
     return [Check("fragmentation", not matters, detail, "note")]
+
+
+def check_steps(peaks: Sequence[float]) -> list[Check]:
+    """Note that another step had a higher peak than the last, whose memory is told, as where batches have several
+    lengths; no check where none had. The first step does not count: libraries and compilers try their kernels in it."""
+    most = max(range(1, len(peaks)), key=peaks.__getitem__, default=0)
+    if not most or peaks[most] <= HIGHER * peaks[-1]:
+        return []
+    detail = f"step {most + 1} had a peak of {number(peaks[most] / MIB)} MiB, and the recorded one one of "
+    detail += f"{number(peaks[-1] / MIB)} MiB: record it by warmup_steps={most} measure_steps=1"
+    return [Check("steps", False, detail, "note")]
 
 
 def check_growth(values: Values, after: AfterSteps, moments: Sequence[int]) -> Check:
