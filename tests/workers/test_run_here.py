@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +48,7 @@ def written(folder: Path, spec: Any) -> Path:
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The same in this process, which has torch already: its exit code, standard output and standard error."""
     monkeypatch.setattr(steps, "_listener", None)  # a job of the user's own code leaves one
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of its own
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # locks of its own
 
     def here(spec: Any, *options: str) -> tuple[int, str, str]:
         code = run_here([str(written(tmp_path, spec)), "--output", str(tmp_path), *options])

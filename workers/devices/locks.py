@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -48,7 +47,10 @@ class HeldDevices:
 
 
 def lock_folder() -> Path:
-    return Path(tempfile.gettempdir()) / "flopwatch-locks"
+    """Return the folder for locks, also while its disk is full: then tempfile's would be another one, with which two
+    workers share their devices."""
+    folder = os.environ.get("TMPDIR", "")
+    return Path(folder if os.access(folder, os.W_OK) else "/tmp", "flopwatch-locks")  # noqa: S108
 
 
 class DeviceLocks:

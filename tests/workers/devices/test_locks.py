@@ -86,6 +86,15 @@ def test_a_cleaned_temporary_folder_stops_nobody(folder: Path, held: list[HeldDe
     assert held[-1].gpus == GPUS
 
 
+def test_a_full_disk_moves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's folder for temporary files is the first in which it can write one."""
+    monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert locks.lock_folder() == tmp_path / "flopwatch-locks"
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    assert locks.lock_folder() == Path("/tmp/flopwatch-locks")
+
+
 def test_locks_are_not_inherited_by_accident(folder: Path, held: list[HeldDevices]) -> None:
     held.append(DeviceLocks(GPU_HOST, folder).take_free())
     assert not any(os.get_inheritable(descriptor) for descriptor in held[0].descriptors)
