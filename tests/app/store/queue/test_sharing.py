@@ -224,6 +224,14 @@ class TestMostDevices:
         queue.finish(claimed[0], Finish("succeeded"))
         assert shop.claim(**GPUS).job_id == ada[2]
 
+    def test_a_wide_job_is_not_starved_by_the_users_own_narrow_ones(self, shop: Any, database: Database) -> None:
+        with_tokens(database, most_devices=2)
+        narrow, wide, _later = jobs(shop, "ada", 3, spec={"device": "cuda"})
+        with database.write() as connection:
+            connection.execute(update(tables.job).where(tables.job.c.id == wide).values(devices=2))
+        assert shop.claim(**GPUS).job_id == narrow
+        assert shop.try_claim(**GPUS) is None
+
     def test_without_tokens_there_is_no_limit(self, shop: Any, database: Database) -> None:
         agree(database, Policy(most_devices=1))
         jobs(shop, "ada", 2, spec={"device": "cuda"})
