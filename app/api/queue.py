@@ -105,4 +105,6 @@ def get_usage(services: CurrentServices, query: Annotated[UsageQuery, Query()]) 
     """
     since = cast("datetime", query.since)
     used, now = services.reading.usage(since)
-    return Json({"since": rfc3339(since), "data": used, "now": now, "next": None})
+    return Json(
+        {"since": rfc3339(since.replace(minute=0, second=0, microsecond=0)), "data": used, "now": now, "next": None}
+    )

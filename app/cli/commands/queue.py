@@ -131,7 +131,9 @@ def resume(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> 
 def usage(
     server: Flopwatch,
     *,
-    since: Annotated[str, typer.Option(metavar="WHEN", help="30d, 12h, 2026-03-01, or a time.")] = "30d",
+    since: Annotated[
+        str, typer.Option(metavar="WHEN", help="30d, 12h, 2026-03-01, or a time: from its whole hour on.")
+    ] = "30d",
     as_json: AsJson = False,
 ) -> None:
     """Show device hours by user, kind and device, and who has running or queued jobs now."""

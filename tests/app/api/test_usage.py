@@ -76,6 +76,7 @@ def test_places_and_usage_tell_of_shares(serve: Any, tmp_path: Path) -> None:
         ]
         site.http.delete(f"/jobs/{first}", headers=bearer(ada))
         assert site.http.get("/usage?since=1d", headers=bearer(ada)).json()["data"] == usage["data"]
+        assert usage["since"].endswith(":00:00.000000Z"), "the hours that it counts begin"
         assert "submitted_by=bob" in site.http.get("/ui/usage", headers=bearer(ada)).text
 
 
