@@ -251,7 +251,7 @@ def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Sa
         *_saved_by_norm("attention"),
         SavedTensors("inputs of q, k, v projections", attention_inputs * number, BTD),
         *_saved_inputs_of_attention(shape, step),
-        *_saved_by_attention(step),
+        *_saved_by_attention(shape, step),
         SavedTensors("input of output projection", number, BTD),
         *_saved_by_norm("feed-forward"),
         SavedTensors("inputs of w1, w3", feed_forward_inputs * number, BTD),
@@ -275,7 +275,14 @@ def _saved_inputs_of_attention(shape: Shape, step: StepMemory) -> list[SavedTens
     return [SavedTensors("queries", number, BTD), SavedTensors("keys, values", 2 * number, BTE)]
 
 
-def _saved_by_attention(step: StepMemory) -> list[SavedTensors]:
+def takes_mask(shape: Shape, step: StepMemory) -> bool:
+    """Return True if attention is an operation of torch's to which a window or documents are a mask. Each block makes
+    one in its own data type of it, and saves that."""
+    of_torch = step.attention.startswith("sdpa") or (step.attention == "fused" and not step.on_gpu)
+    return of_torch and bool(shape.window or shape.document_lengths)
+
+
+def _saved_by_attention(shape: Shape, step: StepMemory) -> list[SavedTensors]:
     """Return the tensors that attention saves beside queries, keys and values.
 
     Fused attention saves its output, and the log-sum-exp in float32 (Dao, 2023, section 3.1). The output projection's
@@ -283,10 +290,10 @@ def _saved_by_attention(step: StepMemory) -> list[SavedTensors]:
     no copy: there it is the output itself.
     """
     number = step.compute_bytes
-    if step.attention != "eager" and not step.merges_heads:
-        return [SavedTensors("attention: log-sum-exp", 4, BHT)]
     if step.attention != "eager":
-        return [SavedTensors("attention: output", number, BTD), SavedTensors("attention: log-sum-exp", 4, BHT)]
+        output = [SavedTensors("attention: output", number, BTD)] if step.merges_heads else []
+        mask = [SavedTensors("attention: mask", number, ("T", "T"))] if takes_mask(shape, step) else []
+        return [*output, SavedTensors("attention: log-sum-exp", 4, BHT), *mask]
     # Under autocast the values are multiplied by a 16-bit copy of the float32 softmax.
     softmax = number + 4 if number < 4 and step.on_gpu else number
     return [SavedTensors("attention: softmax", softmax, BHTT), SavedTensors("attention: causal mask", 1, ("T", "T"))]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from workers.model.accounting import Shape, StepMemory
+from workers.model.accounting import Shape, StepMemory, takes_mask
 
 PARTS = ("parameters", "gradients", "optimizer state", "weight copies", "activations", "workspaces")
 """What memory is used for. Temporaries and gradients of activations count as activations."""
@@ -297,6 +297,8 @@ class Play:
         threads = 0 if not self.step.on_gpu else 2 if self.saves else 1
         self.kept += [take("workspaces", "cuBLAS's workspaces", Size(WORKSPACE_BYTES, ONE)) for _ in range(threads)]
         self.ids = take("activations", "token ids and targets", Size(8, BT))
+        if takes_mask(self.shape, self.step):
+            self.kept.append(take("activations", "attention: mask", Size(1, ("T", "T"))))
 
     def state(self) -> list[tuple[str, int]]:
         """Return what the optimizer keeps of each parameter: names, and bytes of a number."""
@@ -463,8 +465,9 @@ class Play:
             forth, back = self.tiles()
             if k.size.axes != BTD:
                 k, v = (self.operate("repeated keys, values", q.size, [one], [one.size]) for one in (k, v))
-        lse = self.take("attention: log-sum-exp", Size(4, BHT))
-        saved = [q.storage, k.storage, v.storage, lse]
+        saved = [q.storage, k.storage, v.storage, self.take("attention: log-sum-exp", Size(4, BHT))]
+        if takes_mask(self.shape, self.step):
+            saved.append(self.take("attention: mask", Size(self.number, ("T", "T"))))
         return self.operate(
             "attention: output", q.size, [q, k, v], [q.size, k.size, v.size],
             saved=saved, saves_output=True, meanwhile=forth, meanwhile_back=back,

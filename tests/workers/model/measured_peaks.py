@@ -38,10 +38,11 @@ class Case:
     master_weights: bool = False
     fused_loss: bool = False
     key_heads: int | None = None
+    window: int | None = None
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.vocabulary, **self.sizes, num_kv_heads=self.key_heads)
+        return Shape(self.vocabulary, **self.sizes, num_kv_heads=self.key_heads, window=self.window)
 
     def estimated(self, *, on_gpu: bool) -> list[Moment]:
         step = StepMemory(
@@ -57,7 +58,7 @@ class Case:
             model = TransformerLM(
                 shape.vocab_size, self.context, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff,
                 attention=ATTENTION.load(self.attention).function, num_kv_heads=self.key_heads,
-                activation_checkpointing=self.checkpointing,
+                window=self.window, activation_checkpointing=self.checkpointing,
             )  # fmt: skip
         set_parameter_dtype(model, self.parameters)
         arguments = model, RandomBatches(shape.vocab_size, self.batch, self.context, device, seed=0), precision
