@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 MOST_LINES = 60
 DIGITS = 5
 """Significant digits of numbers."""
-NEEDLESS = ("_n", "_outcome", "validity_reason", "partial")
-"""Ends of the names of a table's columns that are left out: `show` tells them."""
 HEADLINE = ("metric", "unit", "baseline", "candidate", "ratio", "ratio_low", "ratio_high", "finding")
 IN_SENTENCES: Mapping[str, Sequence[str]] = {"diagnosis": ("causes", "changes")}
 """Tables that have in numbers what the answer of a kind says in sentences; the first sentence stays one."""
@@ -164,7 +162,22 @@ def of_table(table: Mapping[str, Any]) -> Brief:
 
 
 def _of_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if not name.endswith(NEEDLESS)} for row in rows]
+    return [_of_row(row) for row in rows]
+
+
+def _of_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a table without what `show` tells; in place of a number that there is not is its outcome."""
+    kept = {}
+    for name, value in row.items():
+        metric, comma, place = name.partition(", ")  # of a pivot
+        about = (metric.removesuffix(end) for end in ("_n", "_outcome") if metric.endswith(end))
+        if any(f"{of}{comma}{place}" in row for of in about):
+            continue
+        if name == "validity_reason" or (name == "partial" and not value):
+            continue
+        outcome = row.get(f"{metric}_outcome{comma}{place}")
+        kept[name] = value if value is not None or outcome == "ok" else outcome
+    return kept
 
 
 def of_comparison(compared: Mapping[str, Any], outcome: str | None, sentence: str, exit_code: int) -> Brief:

@@ -141,10 +141,15 @@ def test_a_tolerance_and_a_limit_of_ones_own(flopwatch: Any, turns: Turns) -> No
     [([8], "succeeded", "oom"), ([8, 16], "succeeded", "succeeded"), ([8], "failed", "failed")],
 )
 def test_a_job_whose_only_case_lacks_memory_says_so(flopwatch, site, measured, lengths, state, outcome) -> None:
-    cases = [{"model": "tiny", "context_length": length} for length in lengths]
+    cases = [{"model": "tiny", "context_length": length, "arguments.top_n": 2} for length in lengths]
     rows = [measured("forward_ms", 1.0, **cases[0]), *(measured("step_ms", None, "oom", **case) for case in cases)]
     job_id = site.run(state, measurements=rows)
     assert read(flopwatch("show", str(job_id), "--format", "brief"))["outcome"] == outcome
+    rows = read(flopwatch("table", "--job", str(job_id), "--rows", "arguments.top_n", "--format", "brief"))["row"]
+    row = json.loads(rows if len(lengths) == 1 else rows[0])
+    assert (row["step_ms"], row["forward_ms"], row["arguments.top_n"]) == ("oom", 1.0, 2), "no number is left out"
+    assert row.get("partial", False) is (state == "failed")
+    assert not {"step_ms_outcome", "step_ms_n"} & row.keys()
     listed = next(line.split() for line in flopwatch("jobs").stdout.splitlines() if line.startswith(f"{job_id} "))
     assert listed[2] == outcome
     told = flopwatch("show", str(job_id)).stdout.splitlines()[0]
