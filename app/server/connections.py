@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import resource
 from dataclasses import dataclass, field
@@ -23,8 +24,16 @@ log = logging.getLogger(__name__)
 RESERVED_FILES = 256
 """File descriptors that are left to the database, to downloads, and to connections that are just accepted or closed."""
 MIN_CONNECTIONS = 16
-TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+def _answer(status: int, title: str, detail: str, *more: str) -> bytes:
+    body = json.dumps({"type": "about:blank", "title": title, "status": status, "detail": detail})
+    headers = (f"Content-Length: {len(body)}", "Content-Type: application/problem+json", *more, "Connection: close")
+    return "\r\n".join((f"HTTP/1.1 {status} {title}", *headers, "", body)).encode()
+
+
+TIMED_OUT = _answer(408, "Request Timeout", "It took longer to arrive than the server's FLOPWATCH_REQUEST_TIMEOUT_S.")
+TOO_MANY = _answer(503, "Service Unavailable", "FLOPWATCH_MAX_CONNECTIONS are open: try again.", "Retry-After: 5")
 
 
 def connections_within_files(wanted: int) -> int:

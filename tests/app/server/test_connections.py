@@ -222,7 +222,8 @@ def ended(connection: socket.socket, *, drip: bool) -> bool:
             continue
         except OSError:
             return True
-        assert not received or received.startswith(b"HTTP/1.1 408 ")
+        named = received.startswith(b"HTTP/1.1 408 ") and b"FLOPWATCH_REQUEST_TIMEOUT_S" in received
+        assert not received or named
         return True
     return False
 
