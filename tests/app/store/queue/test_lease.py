@@ -237,6 +237,7 @@ class TestWorkers:
         shop.register()
         registration.set_worker_state("worker", "stopped")
         pass_time(watcher, clock, LEASE_S + 2)
+        assert not registration.lose_worker("worker", 0), "it stopped since a watcher looked"
         assert reading.workers()[0]["state"] == "stopped"
 
     def test_a_beat_since_it_was_seen_saves_the_worker(self, shop: Any, registration: Registration) -> None:

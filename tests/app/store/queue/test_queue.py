@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, event, update
 from sqlalchemy.exc import StatementError
 
-from app.errors import Conflict, DatabaseFailed, KeyTaken, LeaseLost, NotFound, job_problem
+from app.errors import Conflict, DatabaseFailed, KeyTaken, LeaseLost, NotFound, QueueFull, job_problem
 from app.results import list_tables
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
@@ -149,6 +149,10 @@ class TestSweepsAsWholes:
     def test_what_is_being_cancelled_is_resumed_too(self, queue: Queue, reading: Reading, swept: int) -> None:
         queue.cancel_sweep(swept)
         assert reading.sweep(swept)["counts"]["running"] == 1, "its worker has not heard of it yet"
+        queue._max_queued = 2
+        with pytest.raises(QueueFull, match="3 more would exceed 2"):
+            queue.resume_sweep(swept)
+        queue._max_queued = 3
         counts = queue.resume_sweep(swept)["counts"]
         assert counts == {"queued": 3, "running": 0, "succeeded": 1, "failed": 0, "cancelled": 0}
 

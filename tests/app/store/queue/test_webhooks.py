@@ -27,7 +27,7 @@ def row(database: Database, job: int) -> Any:
         return connection.execute(select(tables.webhook).where(tables.webhook.c.job_id == job)).one()
 
 
-def test_a_jobs_end_is_begun_once(hooks: Webhooks, shop: Any, queue: Queue, database: Database) -> None:
+def test_a_jobs_end_is_begun_once(hooks, shop, queue, database, monkeypatch) -> None:
     job = shop.submit(notify_url=URL)
     shop.submit()
     claim = shop.claim()
@@ -37,6 +37,9 @@ def test_a_jobs_end_is_begun_once(hooks: Webhooks, shop: Any, queue: Queue, data
     (begun,) = hooks.begin()
     assert (begun.url, begun.tries, begun.message["data"]["state"]) == (URL, 0, "succeeded")
     assert hooks.begin() == [], "it is another server's for a while"
+    with monkeypatch.context() as patched:
+        patched.setattr(webhooks, "_WAITING", select(tables.webhook.c.id))
+        assert hooks.begin() == [], "nor if this one saw before that it waits"
     hooks.end(begun, delivered=False)
     tried = row(database, job)
     assert (tried.state, tried.tries) == ("pending", 1)
