@@ -15,11 +15,14 @@ TORCH ?= $(USUAL_TORCH)
 TRITON ?= 3.7.1
 ARGS ?= tests
 
+# A comma in an argument of `call`.
+, := ,
 VENV := $(if $(filter $(USUAL_TORCH),$(TORCH)),.venv,.venv-torch-$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.developing
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Python compiles a module when it is first imported; most of these never are, and compiling all takes half of the time.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 # A test that hangs is a failure with a traceback, not a lost afternoon.
 TEST_TIMEOUT_S := 300
 
@@ -34,7 +37,7 @@ dev: $(DEV_STAMP)  ## make .venv with the project and its development tools; tes
 
 # Torch first: it is settled before anything that depends on it, so no later step can replace it. A CPU build of torch
 # brings no Triton; then ours does (Triton kernels are tested on the CPU by its interpreter).
-$(STAMP): pyproject.toml
+define install_extras
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Flopwatch needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
 	       "Choose another: make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -43,14 +46,17 @@ $(STAMP): pyproject.toml
 	@$(PIP) "torch==$(TORCH)"
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
 	  || $(PIP) "triton==$(TRITON)"
-	@echo "Installing flopwatch[worker,plots]."
-	@$(PIP) "torch==$(TORCH)" --editable ".[worker,plots]"
+	@echo "Installing flopwatch[$(1)]."
+	@$(PIP) "torch==$(TORCH)" --editable ".[$(1)]"
+endef
+
+$(STAMP): pyproject.toml
+	$(call install_extras,worker$(,)plots)
 	@touch $@
 
-$(DEV_STAMP): $(STAMP)
-	@echo "Installing flopwatch[dev]."
-	@$(PIP) "torch==$(TORCH)" --editable ".[dev]"
-	@touch $@
+$(DEV_STAMP): pyproject.toml
+	$(call install_extras,worker$(,)plots$(,)dev)
+	@touch $(STAMP) $@
 
 demo: install  ## run the main job end to end on a small sweep and print its table
 	@$(BIN)/python -m tools.demo

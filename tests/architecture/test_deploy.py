@@ -49,9 +49,10 @@ def test_systemd_never_gives_it_up(unit: Path) -> None:
     assert 4 * int(found[1]) > 10
 
 
+@pytest.mark.long
 def test_kubernetes_takes_them() -> None:
     """By the schemas that Kubernetes publishes; a field of another name is refused."""
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="make long-test installs it")
     version = kubernetes_validate.latest_version()
     found = [one for path in MANIFESTS for one in objects(path)]
     assert {one["kind"] for one in found} == {"Service", "Deployment", "Job"}
