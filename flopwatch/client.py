@@ -512,11 +512,11 @@ class Flopwatch(Connection):
         """
         return Job(self.get(f"/jobs/{id_of(job)}"))
 
-    def list_jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> list[Answer]:
+    def list_jobs(self, *, limit: int = ALL, since: str | None = None, **filters: Unpack[JobFilter]) -> list[Answer]:
         """Return the jobs that match everything given, newest first, over as many pages as it takes.
 
         Args:
-            limit: at most so many jobs.
+            limit: at most so many jobs; by default all.
             since: jobs submitted after this: "7d", "12h" or "90min" ago, a date, or a time.
             filters: `state`, `kind`, `labels`, `sweep`, `submitted_by` and `mine`.
         """
@@ -534,7 +534,7 @@ class Flopwatch(Connection):
             latest.setdefault(json.dumps(job["spec"], sort_keys=True), job)
         return list(latest.values())
 
-    def jobs(self, *, limit: int = 50, since: str | None = None, **filters: Unpack[JobFilter]) -> pd.DataFrame:
+    def jobs(self, *, limit: int = ALL, since: str | None = None, **filters: Unpack[JobFilter]) -> pd.DataFrame:
         """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
 
         Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case. The arguments are
@@ -601,11 +601,11 @@ class Flopwatch(Connection):
         """Return a sweep as it is now, with the `counts` of its jobs by state, and its `searches`."""
         return dict(self.get(f"/sweeps/{id_of(sweep)}"))
 
-    def list_sweeps(self, limit: int = 50) -> list[Answer]:
+    def list_sweeps(self, limit: int = ALL) -> list[Answer]:
         """Return the sweeps, newest first."""
         return self.pages("/sweeps", limit)
 
-    def list_workers(self, *, state: str | None = None, limit: int = 50) -> list[Answer]:
+    def list_workers(self, *, state: str | None = None, limit: int = ALL) -> list[Answer]:
         """Return the workers with their devices, newest first."""
         return self.pages("/workers", limit, state=state)
 

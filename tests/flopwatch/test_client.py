@@ -245,6 +245,12 @@ class TestFrames:
         frame = flopwatch.measurements(done(site, flopwatch, measurements=[one]), samples=True)
         assert frame["samples"].tolist() == [[1.0, 2.0]]
 
+    def test_no_list_is_cut_unless_asked(self, flopwatch: Flopwatch) -> None:
+        sweep = flopwatch.sweep(TINY, {"seed": list(range(51))})
+        assert len(flopwatch.jobs(sweep=sweep)) == len(flopwatch.list_jobs(sweep=sweep)) == 51
+        assert len(flopwatch.jobs(sweep=sweep, limit=50)) == 50
+        flopwatch.cancel_sweep(sweep)
+
     def test_ids_of_a_frame_name_jobs(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
         job = done(site, flopwatch, measurements=[measured("step_ms", 1.5, context_length=8)])
         found = flopwatch.jobs(state="succeeded").index[0]
