@@ -8,6 +8,7 @@ import getpass
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -198,7 +199,8 @@ class Connection:
                 timeout=_timeout(timeout_s),
                 headers=httpx.Headers({**({"Authorization": f"Bearer {token}"} if token else {}), **_user()}, "utf-8"),
                 # Loading certificates takes longer than most commands, and plain HTTP has none.
-                verify=not self.url.startswith("http://") or bool(getproxies()),
+                verify=not self.url.startswith("http://") or (bool(getproxies()) and not is_here(self.url)),
+                trust_env=not is_here(self.url),
             )
 
     def __enter__(self) -> Self:
@@ -425,6 +427,11 @@ def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event | None]]:
         elif fields:
             yield "", None
             fields = {}
+
+
+def is_here(url: str) -> bool:
+    """Return True for plain HTTP to this very host, which no proxy can reach, whatever the environment says."""
+    return re.match(r"http://(localhost|127\.[0-9.]+|\[::1\])(:|/|$)", url) is not None
 
 
 def checked(response: httpx.Response) -> httpx.Response:

@@ -341,7 +341,8 @@ class TestAddress:
         [
             ("http://127.0.0.1:1", {}, False),
             ("https://127.0.0.1:1", {}, True),
-            ("http://127.0.0.1:1", {"http_proxy": "https://127.0.0.1:2"}, True),
+            ("http://127.0.0.1:1", {"http_proxy": "https://127.0.0.1:2"}, False),
+            ("http://elsewhere:1", {"http_proxy": "https://127.0.0.1:2"}, True),
         ],
     )
     def test_certificates_are_checked_wherever_there_are_any(self, url, proxies, loaded, monkeypatch) -> None:

@@ -100,8 +100,11 @@ def test_no_other_origin_gets_the_token(tmp_path: Path, leads: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_token_goes_to_its_server(tmp_path: Path) -> None:
-    """The control of the former test: an absolute address of the server itself."""
+def test_the_token_goes_to_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the former test: an absolute address of the server itself. No proxy reaches this host."""
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
     asked: Asked = []
     content = b"mine"
     with other(200, {}, content, asked=asked) as url, Flopwatch(url, token="tü") as server:

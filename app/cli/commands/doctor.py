@@ -77,6 +77,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
 
     from app.checkup import absent, broken, works
     from flopwatch import address
+    from flopwatch.connection import is_here
     from flopwatch.version import own_version
 
     url = os.environ.get("FLOPWATCH_URL") or address.read(settings.data_dir)
@@ -85,7 +86,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
         return
     own = own_version()
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/healthz", timeout=SERVER_S)
+        answer = httpx.get(f"{url.rstrip('/')}/healthz", timeout=SERVER_S, trust_env=not is_here(url))
         version = answer.raise_for_status().json()["version"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         cure = "start it (`flopwatch serve`), or set FLOPWATCH_URL to where it runs"
