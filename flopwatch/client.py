@@ -926,7 +926,7 @@ class Flopwatch(Connection):
         """
         return dict(self.get(_baseline_path(name)))
 
-    def list_baselines(self, limit: int = 50) -> list[Answer]:
+    def list_baselines(self, limit: int = ALL) -> list[Answer]:
         """Return the baselines by name, without their cases."""
         return self.pages("/baselines", limit)
 
