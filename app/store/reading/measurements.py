@@ -181,9 +181,9 @@ def choose_jobs(snapshot: Snapshot, choice: JobChoice, first: int | None = None)
 
 
 def unfinished_jobs(snapshot: Snapshot, choice: JobChoice) -> dict[str, list[int]]:
-    """Return the jobs that a choice names, or whose sweeps it names, and that have not finished, by their state."""
+    """Return the jobs that a choice names, by id, sweep or label, and that have not finished, by their state."""
     found: dict[str, list[int]] = {}
-    if choice.jobs or choice.sweeps:
+    if choice.jobs or choice.sweeps or (choice.labels and choice.until is None):
         query = select(tables.job.c.state, tables.job.c.id).where(*choice.unfinished)
         for state, job_id in snapshot.execute(query.order_by(tables.job.c.id)):
             found.setdefault(state, []).append(job_id)

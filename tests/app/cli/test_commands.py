@@ -206,12 +206,15 @@ def test_a_mistake_that_needs_no_server_exits_with_2(flopwatch, tmp_path, monkey
 
 
 def test_a_table_of_an_unfinished_sweep_says_so(flopwatch: Any, site: Any) -> None:
-    made = site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}}).json()
+    sweep = {"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}, "labels": {"still": "queued"}}
+    made = site.http.post("/sweeps", json=sweep).json()
     table = ("table", "--sweep", str(made["id"]))
     jobs = sorted(job["id"] for job in site.http.get("/jobs", params={"sweep": made["id"]}).json()["data"])
     queued = f"queued (jobs {jobs[0]}, {jobs[1]})"
     assert f"Not finished, and not in the table: {queued}." in ended(flopwatch(*table))
     assert json.loads(flopwatch(*table, "--format", "json").stdout)["missing"] == [queued]
+    assert queued in ended(flopwatch("table", "--label", "still=queued"))
+    assert queued not in ended(flopwatch("table", "--label", "still=queued", "--until", "2020-01-01"))
     unnamed = site.http.get("/tables", params={"kind": "benchmark"}).json()["missing"]
     assert not any("queued" in one for one in unnamed), "nobody asked for these jobs"
     assert f"note: {queued}" in flopwatch(*table, "--format", "brief").stdout
