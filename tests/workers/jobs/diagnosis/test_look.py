@@ -27,6 +27,7 @@ from workers.outcome import Failed
 
 SOURCE = """
 import gc
+import hashlib
 import itertools
 import sys
 import time
@@ -126,7 +127,7 @@ def layer(x):
 def make_step(device, slow):
     torch.set_num_threads(1)  # others use the host's cores
     middle = {"precision": Wide, "attention": Attention, "gram": Gram}.get(slow, nn.ReLU)()
-    width = {"precision": 512, "backward": 8}.get(slow, 128)
+    width = {"precision": 512, "backward": 8, "optimizer": 256}.get(slow, 128)
     rows = torch.randn(500, 8)
     parts = [torch.randn(2 + number if slow in ("nested", "direct") else 8, 8) for number in range(100)]
     model = nn.Sequential(nn.Linear(16, width), middle, nn.Linear(width, 4))
@@ -178,7 +179,9 @@ def make_step(device, slow):
             torch._dynamo.reset()
             torch.compile(model, backend="aot_eager")(x)
         if slow == "waits":
-            sum(range(300_000))  # a line waits if it has less of the processor than others, of which it takes samples
+            # A line waits if it has less of the processor than others, of which it takes samples: hashing, other than
+            # `sum`, keeps the sampler waiting for Python's lock no longer than until the next line.
+            hashlib.sha256(bytes(10_000_000))
             time.sleep(0.2)
         return loss
 
@@ -193,6 +196,7 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upload) -> Iterator[Ca
         step = {"kind": "benchmark", "step_code": code, "device": "cpu", "warmup_steps": 1, "measure_steps": 5}
         spec = KINDS["diagnosis"].model_validate({"step": {**step, **fields}})
         monkeypatch.setattr(own_lines, "SAMPLES", 200)  # what is planted takes most of them
+        monkeypatch.setattr(own_lines, "MAX_SAMPLED_S", 20.0)  # a busy host takes few in 2 s, and each counts for much
         return reported(spec, tmp_path)
 
     gc.freeze()  # a look visits all objects again and again: in a job's process few exist before
