@@ -46,7 +46,7 @@ MIB = 2**20
 
 
 def recorded(folder: Path, **fields: Any) -> Report:
-    defaults = {"model": MODEL, "context_length": CONTEXT, "batch_size": BATCH, "device": "cpu"}
+    defaults = {"model": MODEL, "context_length": CONTEXT, "batch_size": BATCH, "device": "cpu", "warmup_steps": 1}
     return reported(MemorySpec(**{**defaults, **fields}), folder)
 
 
@@ -80,7 +80,8 @@ def used(report: Report, phase: str, moment: str) -> dict[str, int]:
     ("mode", "precision"), [("forward", "fp32"), ("forward_backward", "fp16"), ("train_step", "bf16")]
 )
 def test_every_mode_reports_its_phases(run, mode: str, precision: str, device: str) -> None:
-    report = run(mode=mode, precision=precision, device=device, measure_steps=2, gradient_clip_norm=1.0)
+    fields = {"warmup_steps": None, "measure_steps": 2, "gradient_clip_norm": 1.0}
+    report = run(mode=mode, precision=precision, device=device, **fields)
     metrics = [(row["metric"], row["phase"]) for row in report.rows]
     assert metrics == [
         *((name, None) for name, _ in WHOLE if name != "growth_mib_per_step"),
@@ -168,7 +169,7 @@ def test_the_shares_of_the_categories_add_up(once) -> None:
 
 
 def test_the_timeline_has_the_peaks_and_fits_a_page(once) -> None:
-    report = once(measure_steps=2, warmup_steps=1)
+    report = once(measure_steps=2)
     timeline = report.table_rows("timeline")
     assert len(timeline) <= 1000
     entries = [row["entry"] for row in timeline]
