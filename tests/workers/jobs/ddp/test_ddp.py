@@ -114,7 +114,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "torch_fsdp, gathered once": {"strategy": "torch_fsdp", **ONCE, "precision": "bf16", "gradient_clip_norm": 0.1},
     "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
     "a model of one's own": {"strategy": "flat", "precision": "bf16", "code": {**CODE, "function": "Float32"}},
-    "a look, fsdp": {"strategy": "fsdp", "prefetch": 0},
+    "a look, fsdp": {"strategy": "fsdp", "prefetch": 0, "accumulation_steps": 2},
     **{f"{late}, own": {"step_code": CODE, "arguments": {"late": late}} for late in ("host", "input", "documents")},
     "begins late, own": {"step_code": CODE, "arguments": {"late": "groups"}},
     "uneven, own": {"step_code": {**CODE, "function": "make_uneven_step"}, "warmup_steps": 0, "measure_steps": 6},
