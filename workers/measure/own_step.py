@@ -305,17 +305,16 @@ class OwnStep:
         """Name the part of the step inside the context: a phase; inside of one, or beside the step in a thread that the
         code has started, a range of the profile; in what torch compiles, nothing. Raises WrongPhase: results cannot
         hold such a name."""
-        if torch.compiler.is_compiling():
-            return nullcontext()
-        # Autograd's threads, for which the step waits, are not Python's.
-        thread = threading.current_thread()
-        beside = thread.ident != self._thread and not isinstance(thread, threading._DummyThread)
-        return named(name) if beside else self._part(name)
+        return nullcontext() if torch.compiler.is_compiling() else self._part(name)
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
-        self._end_left()
-        if self._observers is None or self._open is not None:
+        thread = threading.current_thread()
+        # Autograd's threads, for which the step waits, are not Python's.
+        beside = thread.ident != self._thread and not isinstance(thread, threading._DummyThread)
+        if not beside:
+            self._end_left()
+        if beside or self._observers is None or self._open is not None:
             with named(name):
                 yield
             return

@@ -87,10 +87,10 @@ def test_phases_outside_of_steps_are_none() -> None:
 
     def make() -> Callable[[], None]:
         with own.phase("loading"):
-            return lambda: None
+            return own.phase("forward")(lambda: None)
 
     own.make(make)
-    assert heard(own) == "[ +step -step ]"
+    assert heard(own) == "[ +step -step +forward -forward +rest -rest ]"
 
 
 def test_a_thread_of_the_code_and_a_compiler_name_no_phases() -> None:
