@@ -302,9 +302,9 @@ class OwnStep:
             raise ForkReturned("a fork of the job's process must end in the step (os._exit), and not return from it")
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Name the part of the step inside the context: a phase; inside of one, or beside the step in a thread that the
-        code has started, a range of the profile; in what torch compiles, nothing. Raises WrongPhase: results cannot
-        hold such a name."""
+        """Name the part of the step inside the context: a phase; a range of the profile inside of one, or beside the
+        step in a thread or process that the code has started; nothing in what torch compiles. Raises WrongPhase:
+        results cannot hold such a name."""
         return nullcontext() if torch.compiler.is_compiling() else self._part(name)
 
     @contextmanager
@@ -312,6 +312,7 @@ class OwnStep:
         thread = threading.current_thread()
         # Autograd's threads, for which the step waits, are not Python's.
         beside = thread.ident != self._thread and not isinstance(thread, threading._DummyThread)
+        beside = beside or os.getpid() != self._process  # a worker of a loader
         if not beside:
             self._end_left()
         if beside or self._observers is None or self._open is not None:

@@ -121,6 +121,17 @@ def test_a_thread_of_the_code_and_a_compiler_name_no_phases() -> None:
     assert heard(inside) == "[ +step -step ]"
 
 
+def test_a_worker_process_of_a_loader_names_no_phases() -> None:
+    def body(own: OwnStep) -> None:
+        child = os.fork()
+        if child == 0:
+            with own.phase("augment"):
+                os._exit("augment" in own.phase_names)
+        assert os.waitpid(child, 0)[1] == 0
+
+    assert heard(made(body)) == "[ +step -step ]"
+
+
 def test_a_phase_that_is_open_after_the_step_is_refused() -> None:
     def batches() -> Iterator[int]:
         with own.phase("data"):
