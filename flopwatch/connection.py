@@ -402,6 +402,12 @@ class Connection:
             yield
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
+        except (ImportError, ValueError) as error:  # of httpx: a scheme that it does not know, or only with socksio
+            if "proxy" not in str(error).lower():
+                raise
+            raise ClientError(
+                f"{_sentence(error)} (all_proxy, http_proxy or https_proxy in the environment)."
+            ) from error
 
     def _unreachable(self, error: Exception) -> Unreachable:
         cure = "Start the server with `flopwatch up`, or say where it is: FLOPWATCH_URL, or --url."

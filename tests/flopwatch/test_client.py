@@ -356,6 +356,13 @@ class TestAddress:
         self.url(url)
         assert given == [loaded]
 
+    def test_a_proxy_that_cannot_be_asked_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("all_proxy", "socks://127.0.0.1:1/")  # as GNOME sets it
+        with pytest.raises(
+            ClientError, match=r"proxy URL.*\(all_proxy, http_proxy or https_proxy in the environment\)"
+        ):
+            Flopwatch("http://elsewhere:1")
+
     def test_an_address_without_a_server_names_its_file(self, tmp_path: Path) -> None:
         address.leave(tmp_path, "http://127.0.0.1:1")
         with pytest.raises(Unreachable, match=re.escape(str(tmp_path / "server.json"))), Flopwatch() as nobody:

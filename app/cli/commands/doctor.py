@@ -88,7 +88,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
     try:
         answer = httpx.get(f"{url.rstrip('/')}/healthz", timeout=SERVER_S, trust_env=not is_here(url))
         version = answer.raise_for_status().json()["version"]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, ImportError) as error:
         cure = "start it (`flopwatch serve`), or set FLOPWATCH_URL to where it runs"
         yield broken("server", f"{url} does not answer as Flopwatch does: {error or type(error).__name__}", cure)
         return
