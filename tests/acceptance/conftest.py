@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from flopwatch import Flopwatch
+from tests.app.cli.conftest import commands_made_once
 from tests.forked import ForkedService
 from tools.service import Service, wait_for_job
 from workers.measure.ceilings import Ceilings
+
+__all__ = ["commands_made_once"]
 
 PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
 PROJECT = PLUGINS.parent.parent

@@ -23,7 +23,7 @@ from tools.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
-JOBS = 12
+JOBS = 8
 ALONE_JOBS = 8
 PATIENCE_S = 300.0
 

@@ -12,7 +12,7 @@ from tests.acceptance.conftest import environment
 from tests.acceptance.faults import half_written
 from tests.acceptance.sabotage import other_host, plain_job, plain_kind, wait_for_state
 from tests.acceptance.test_clock import Moved, stays_its_workers
-from tests.acceptance.test_competition import run_all_once
+from tests.acceptance.test_competition import JOBS, run_all_once
 from tests.acceptance.test_server_faults import kill_amid_submissions
 from tests.acceptance.test_worker_faults import survives_a_killed_worker
 from tests.forked import ForkedService
@@ -45,7 +45,7 @@ def test_jobs_of_a_killed_host_run_on_another(service: Service, misbehave_folder
 
 def test_two_hosts_run_every_job_once(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
     service.start_server()
-    run_all_once(service, misbehave_folder, rng, jobs=12)
+    run_all_once(service, misbehave_folder, rng, JOBS)
 
 
 def test_what_was_answered_survives_kill_9_of_the_server(service, postgres, url, rng) -> None:

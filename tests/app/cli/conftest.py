@@ -24,7 +24,7 @@ def environment(**settings: Any) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _commands_made_once() -> Iterator[None]:
+def commands_made_once() -> Iterator[None]:
     """Typer makes all commands anew for each call, which takes longer than most of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))

@@ -56,8 +56,8 @@ def listening_url(process: subprocess.Popen[str]) -> str:
     raise AssertionError("the server did not start: " + process.communicate()[1])
 
 
-def stopped_while_followed(server: subprocess.Popen[str], number: signal.Signals, events: str) -> None:
-    """Let the server end by a signal while a client follows a job: the stream ends by itself, the server quietly."""
+def stopped_while_followed(server: subprocess.Popen[Any], number: signal.Signals, events: str) -> None:
+    """Let the server end by a signal while a client follows a job: the stream ends by itself."""
     stream = {"Accept": "text/event-stream"}
     with httpx.stream("GET", events, headers=stream, trust_env=False) as response:
         lines = response.iter_lines()
@@ -65,11 +65,11 @@ def stopped_while_followed(server: subprocess.Popen[str], number: signal.Signals
         server.send_signal(number)
         list(lines)
     assert server.wait(60) in (-number, 130)
-    assert "Traceback" not in server.communicate()[1]
 
 
-def test_serve(start: Any, tmp_path: Path) -> None:
-    """Two servers after each other, on one database. The next command finds them by their data folder."""
+def test_serve(start: Any, service: Any, tmp_path: Path) -> None:
+    """Two servers after each other, on one database, which end quietly. The next command finds them by their data
+    folder."""
     data_dir = tmp_path / "data"
     server = start("serve", "--port", "0", "--data-dir", str(data_dir))
     url = listening_url(server)
@@ -81,12 +81,14 @@ def test_serve(start: Any, tmp_path: Path) -> None:
     jobs = CliRunner().invoke(cli, ["jobs"], env=environment)
     assert jobs.exit_code == 0, jobs.stderr
     stopped_while_followed(server, signal.SIGTERM, f"{url}/jobs/{job['id']}/events")
+    assert "Traceback" not in server.communicate()[1]
     assert not (data_dir / "server.json").exists()
     assert "Cannot talk to http://127.0.0.1:1" in CliRunner().invoke(cli, ["jobs"], env=environment).stderr
-    again = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=data_dir)
-    url = listening_url(again)
-    assert httpx.get(f"{url}/jobs/{job['id']}", trust_env=False).json() == job
-    stopped_while_followed(again, signal.SIGINT, f"{url}/jobs/{job['id']}/events")
+    again = service()
+    followed = f"{again.url}/jobs/{job['id']}"
+    assert httpx.get(followed, trust_env=False).json() == job
+    stopped_while_followed(again.server, signal.SIGINT, f"{followed}/events")
+    assert "Traceback" not in again.logs()
     with closing(open_database(Settings(data_dir=data_dir))) as database:
         found, _version = Reading(database).job(job["id"])
     assert (found["id"], found["state"]) == (job["id"], "queued")
