@@ -204,11 +204,11 @@ def _name_of(gpu: Gpu) -> str:
 
 @contextmanager
 def _shared_folder(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the folder for locks, which is made if it does not exist. Raises CannotRunHere: it is a
-    link, or not a folder in which all users may make files."""
-    with suppress(FileExistsError):
-        path.mkdir(mode=SHARED)
+    """Yield a descriptor of the folder for locks, which is made if it does not exist. Raises CannotRunHere: it cannot
+    be made, is a link, or not a folder in which all users may make files."""
     try:
+        with suppress(FileExistsError):
+            path.mkdir(mode=SHARED)
         folder = os.open(path, _OPEN | os.O_DIRECTORY)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):

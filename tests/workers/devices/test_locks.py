@@ -91,6 +91,8 @@ def test_a_full_disk_moves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert locks.lock_folder() == tmp_path / "flopwatch-locks"
+    with pytest.raises(CannotRunHere, match="locks, cannot be used: No such file or directory"):
+        DeviceLocks(GPU_HOST, tmp_path / "none" / "locks")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     assert locks.lock_folder() == Path("/tmp/flopwatch-locks")
 
