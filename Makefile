@@ -65,6 +65,7 @@ test: dev  ## run the whole suite, on all cores
 	@$(BIN)/python -m tools.suite --timeout=$(TEST_TIMEOUT_S) $(ARGS)
 
 long-test: dev  ## the tests that take minutes, one by one: before a release
+	@$(PIP) "kubernetes-validate>=1.32,<2"
 	@$(BIN)/python -m pytest -m long --timeout=1200 $(ARGS)
 
 serve: install  ## run server and worker on this host
