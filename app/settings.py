@@ -28,7 +28,7 @@ def _split(value: object) -> object:
     return [part for part in value.replace(",", " ").split() if part] if isinstance(value, str) else value
 
 
-def _not_here(value: object) -> object:
+def _default_if_empty(value: object) -> object:
     return defaults.data_dir() if value == "" else value  # as clients read it
 
 
@@ -122,7 +122,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
-    data_dir: Annotated[Path, BeforeValidator(_not_here), AfterValidator(Path.absolute)] = Field(
+    data_dir: Annotated[Path, BeforeValidator(_default_if_empty), AfterValidator(Path.absolute)] = Field(
         default_factory=defaults.data_dir
     )
     database_url: str | None = None

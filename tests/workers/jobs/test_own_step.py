@@ -528,7 +528,7 @@ def test_memory_of_a_step_without_an_update_is_suspect(run: Run, warmup_steps: i
 
 def test_memory_of_a_step_with_less_than_another_is_told(run: Run) -> None:
     report = run("memory", "make_varying_step", warmup_steps=2)
-    words = "step 2 had a peak of 9 MiB, and the recorded one one of 1 MiB: record it by warmup_steps=1 measure_steps=1"
+    words = "step 2 had a peak of 9 MiB, the recorded step 1: record the former by warmup_steps=1 measure_steps=1"
     assert report.check("steps")["detail"] == words
 
 

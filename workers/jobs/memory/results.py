@@ -139,8 +139,10 @@ def check_steps(peaks: Sequence[float]) -> list[Check]:
     most = max(range(1, len(peaks)), key=peaks.__getitem__, default=0)
     if not most or peaks[most] <= HIGHER * peaks[-1]:
         return []
-    detail = f"step {most + 1} had a peak of {number(peaks[most] / MIB)} MiB, and the recorded one one of "
-    detail += f"{number(peaks[-1] / MIB)} MiB: record it by warmup_steps={most} measure_steps=1"
+    detail = (
+        f"step {most + 1} had a peak of {number(peaks[most] / MIB)} MiB, the recorded step {number(peaks[-1] / MIB)}: "
+    )
+    detail += f"record the former by warmup_steps={most} measure_steps=1"
     return [Check("steps", False, detail, "note")]
 
 
