@@ -481,7 +481,8 @@ class Play:
         several = side < self.step.context_length
         copied = self.number < 4  # tiles of queries, keys and values are views of float32 inputs
         forth = [scores] * (4 if several else 3) + [vectors] * (6 if copied else 3)
-        back = [Size(4, BTD), *[scores] * (7 if several else 6), *[vectors] * (7 if copied else 3)]
+        back = [*[scores] * (6 if several else 5), *[vectors] * (6 if copied else 2)]
+        back += [Size(4, BTD)] * copied  # float32 ones are the queries' gradient
         sums = [Size(4, BTD)] * (1 if self.number == 4 else 3)
         return forth, max(back, sums, key=lambda sizes: sum(bytes_of(one, self.tape.symbols) for one in sizes))
 

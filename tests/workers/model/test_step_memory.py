@@ -25,6 +25,7 @@ MEASURED = [
     {"precision": "bf16", "parameters": "bf16", "master_weights": True, "context": 40},
     {"precision": "bf16", "attention": "sdpa_flash", "checkpointing": True},
     {"attention": "tiled", "key_heads": 2, "vocabulary": 200},
+    {"attention": "tiled", "vocabulary": 50, "context": 128},
     {"attention": "sdpa_flash", "window": 8, "vocabulary": 200, "context": 600, "batch": 1},
     {"vocabulary": 100, "context": 300, "batch": 2, "checkpointing": True},
     {"mode": "forward", "precision": "bf16"},
