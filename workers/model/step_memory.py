@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 from workers.model.accounting import Shape, StepMemory, takes_mask
@@ -62,9 +63,16 @@ class Moment:
     factors: Mapping[str, Fraction]
     """The share of each part that a device has; 1 if it is not there."""
 
+    @cached_property
+    def _parts(self) -> Counter[str]:
+        total = Counter[str]()
+        for key in self.held:
+            total[key[0]] += self.bytes_of(key)
+        return total
+
     def part(self, part: str) -> int:
         """Return the bytes of one of PARTS."""
-        return sum(self.bytes_of(key) for key in self.held if key[0] == part)
+        return self._parts[part]
 
     def bytes_of(self, key: tuple[str, str, Size]) -> int:
         return self.held[key] * share_of(key, self.symbols, self.factors)
@@ -92,7 +100,8 @@ def bytes_of(size: Size, symbols: Mapping[str, float]) -> int:
 
 def share_of(key: tuple[str, str, Size], symbols: Mapping[str, float], factors: Mapping[str, Fraction]) -> int:
     """Return the bytes of a tensor that one device has."""
-    return math.ceil(bytes_of(key[2], symbols) * factors.get(key[0], Fraction(1)))
+    factor, whole = factors.get(key[0], 1), bytes_of(key[2], symbols)
+    return whole if factor == 1 else math.ceil(whole * factor)
 
 
 @dataclass(frozen=True)
