@@ -226,8 +226,11 @@ def _sheet(
     if layout.pivot is None:
         sheet = _unpivoted(lines, coordinates, columns, layout)
     else:
-        asked = rows or [name for name in table_rows_of(cases) if not layout.pivot.startswith(f"{name}.")]
+        labels = [name for name in table_rows_of(cases) if layout.pivot.startswith(f"{name}.")]
+        asked = rows or [name for name in table_rows_of(cases) if name not in labels]
         fixed = [name for name in coordinates if name in asked]
+        # A label comes last: the pivot and its other fields may determine it.
+        coordinates = sorted(coordinates, key=lambda name: name in labels and name not in asked)
         sheet = _pivoted(lines, layout, coordinates, fixed, columns)
     if layout.best:
         # Along each column or, unless the pivot is a size, along each row of a pivot.

@@ -98,6 +98,29 @@ class TestSweeps:
         points = metric_table(database, JobChoice(sweep=number), ["step_ms"])
         assert points.names("coordinate") == shown
 
+    @pytest.mark.parametrize(
+        ("widths", "shown", "numbers"),
+        [
+            ([256, 256, 512, 512], ["context_length", "model.d_ff"], [[1, 2], [3, 4]]),
+            ([256, 512, 256, 512], ["context_length"], [[1, 2], [3, 4]]),
+        ],
+    )
+    def test_a_pivot_of_one_of_a_models_fields(self, database, queue, shop, record, widths, shown, numbers) -> None:
+        """The other field makes the rows unless it follows from the first, and `model` none."""
+        models = [{"size": "tiny", "d_ff": width, "num_layers": 1 + at % 2} for at, width in enumerate(widths)]
+        jobs = [NewJob(BenchmarkSpec.model_validate({"model": one}), point={"x": at}) for at, one in enumerate(models)]
+        grid = {"model.d_ff": [256, 512], "model.num_layers": [1, 2]}
+        number = queue.submit_sweep(None, {}, {}, grid, [], jobs).response["id"]
+        for at, _ in enumerate(jobs):
+            claim = shop.claim()
+            case = dict(BenchmarkSpec.model_validate(claim.spec).case().coordinates)
+            measured = record(median=float(1 + at), case=case, case_key=str(case))
+            queue.finish(claim, Finish("succeeded", measurements=[measured]))
+        pivoted = table(database, sweep=number, pivot="model.num_layers", columns=["step_ms"])
+        assert [name for name in pivoted.names("coordinate") if name != "run"] == shown
+        values = [[cell.value for cell in row if hasattr(cell, "outcome")] for row in pivoted.rows]
+        assert values == numbers
+
     def test_a_point_that_is_being_resumed_has_no_result(self, database, shop, queue, record, sweep) -> None:
         number = sweep({"x": 0}, {"x": 0})
         self.finish(shop, queue, record, BROKEN)
