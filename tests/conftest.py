@@ -116,7 +116,10 @@ def _fork_forkserver() -> None:
         listener.bind(address)
         listener.listen()
         alive, alive_in = os.pipe()
-        if os.fork() == 0:
+        with warnings.catch_warnings():  # Python 3.12 counts the threads of NumPy's OpenBLAS, which survives a fork
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
             os.close(alive_in)
             warnings.resetwarnings()  # which are errors in collecting
             try:
