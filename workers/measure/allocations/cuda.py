@@ -18,7 +18,7 @@ from workers.measure.allocations.snapshot import BEFORE, Snapshot, annotated, bl
 _active: list[CudaRecording] = []
 """The active recording, if any: torch's observer, which cannot be removed, sets its `at_oom` when memory runs out."""
 _attached = False
-NO_GRAPHS = (0, 0)
+COMMON = (0, 0)
 """The pool of memory outside of CUDA graphs."""
 
 
@@ -67,7 +67,7 @@ class CudaRecording:
         Call it before a warm-up step: the step allocates them again, and the following `begin` names them.
         """
         snapshot = _take()
-        if any(one.get("segment_pool_id", NO_GRAPHS) != NO_GRAPHS for one in snapshot["segments"]):
+        if any(one["active_size"] for one in snapshot["segments"] if one.get("segment_pool_id", COMMON) != COMMON):
             return  # a graph that was captured uses its own on, and allocates no others
         # Torch does not list its workspaces: find the blocks that its function for releasing them releases.
         before = blocks_of(snapshot, self.device)
