@@ -43,6 +43,13 @@ OF_OUR_STEP = frozenset({
     "gradient_clip_norm", "new_tokens",
 })  # fmt: skip
 """Fields without effect where `step_code` does the step."""
+THE_STEPS_OWN = {
+    "code": "make the model there, and leave this out",
+    "attention_code": "call the attention there, and leave this out",
+    "compile": "call torch.compile there, and leave this out",
+    "cuda_graph": "capture the graph there, and leave this out",
+}
+"""Fields that are refused where `step_code` does the step, with what to do instead."""
 Fused = Literal["linear_cross_entropy", "rms_norm", "rope"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
@@ -283,9 +290,9 @@ class TrainingSpec(SpecBase):
             raise field_error(
                 "precision", "step_code converts its own layers, and MFU is by the products it computes: bf16"
             )
-        for field in ("code", "attention_code", "compile", "cuda_graph"):
+        for field, cure in THE_STEPS_OWN.items():
             if getattr(self, field):
-                raise field_error(field, "step_code does the whole step, in its own way: leave one of them out")
+                raise field_error(field, f"your own step (step_code, --step) does this in its own way: {cure}")
         return self
 
     @model_validator(mode="after")
