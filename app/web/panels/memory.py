@@ -22,7 +22,7 @@ CATEGORIES = {
 }
 """Categories from the bottom of the stacked areas to the top, with their colours: the longest-lived lowest."""
 HEAD = "categories-"
-SHARE_OF_A_LETTER = 0.012
+SHARE_OF_A_LETTER = 0.008
 """Share of the history that a phase must have for each letter of its name above it, in a picture as wide as a page."""
 CAUSE = ("change_mib", "category", "name", "stack")
 """Columns of what an entry allocated or released."""

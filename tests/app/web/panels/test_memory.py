@@ -31,6 +31,15 @@ def test_categories_are_stacked_below_the_total() -> None:
     assert (figure["table"]["columns"][-1], len(figure["table"]["rows"])) == ("stack", 3)
 
 
+def test_phases_with_room_for_their_names_have_them() -> None:
+    ends = {"rest": 200, "forward": 285, "backward": 580, "optimizer": 915, "zero": 930}
+    phases: list[str] = []
+    for name, end in ends.items():
+        phases += [name] * (end - len(phases))
+    figure = draw_timeline([point(entry, phase, parameter=1.0) for entry, phase in enumerate(phases)])
+    assert [it["text"] for it in figure["layout"]["annotations"]] == ["rest", "forward", "backward", "optimizer"]
+
+
 def test_lines_of_code_are_no_markup() -> None:
     assert "&lt;module&gt;" in entry_text(point(1, change_mib=1.0, category="input", stack="a.py:1 <module>"))
 
