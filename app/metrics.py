@@ -148,7 +148,8 @@ def _unit_in(name: str) -> str | None:
 
 def readable(name: str, unit: str | None = None) -> str:
     """Write the name of a column (`step_ms`) for print, with its unit: "Step (ms)", "Peak memory (MiB)", "Context
-    length". `unit` is for names that do not contain it."""
+    length", and of an argument of one's own step its name alone. `unit` is for names that do not contain it."""
+    name = name.removeprefix("arguments.")
     if name in _WHOLE:
         return _WHOLE[name]
     for ending in ("_speedup", "_gain", "_ratio"):

@@ -28,6 +28,7 @@ from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import in_a_sentence, readable
 from app.specs import KINDS
 from app.specs._base import flat
+from app.specs._code import COORDINATES
 from app.states import FINISHED_STATES, VERDICTS
 from app.store.reading import members
 from app.web import facts, history_plot
@@ -176,7 +177,7 @@ async def of_sweep(
         jobs, number = members.page(services.database, sweep, members.MemberQuery(), limit=MOST_POINTS)
         swept = tuple(f"{path}." for path in [*sweep["grid"], *([sweep["fit"]["axis"]] if sweep["fit"] else [])])
         fixed = [one for one in facts.differences(sweep["base"]) if not f"{one.field}.".startswith(swept)]
-        base = ", ".join(f"{one.field}={value_text(one.value)}" for one in fixed)
+        base = ", ".join(_fields(fixed))
         words = [f"{whose} ({sweep['base'].get('kind')}), {_jobs([job['id'] for job in jobs], number)}", base]
         return _answer(request, query, plot, _caption(words, jobs), f"sweep-{sweep_id}")
 
@@ -342,6 +343,21 @@ def _caption(words: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> str:
     states = [f"{count} of {len(jobs)} jobs {state}" if len(jobs) > 1 else state for state, count in counts.items()]
     named = dict.fromkeys(str(device) for device in devices if device)
     return "; ".join(filter(None, [*words, *named, *doubts, *states])) + "."
+
+
+def _fields(differences: Sequence[facts.Difference]) -> list[str]:
+    """Write the fields of a spec that are not as by default; of uploaded code its name, and its version in short."""
+    values = {one.field: one.value for one in differences}
+    heads = [name.removesuffix(".sha256") for name in values if name.endswith(".sha256")]
+    words: dict[str, None] = {}
+    for name, value in values.items():
+        head = next((head for head in heads if name.startswith(f"{head}.")), None)
+        if head is None:
+            words[f"{name}={value_text(value)}"] = None
+        else:
+            label = "@".join(filter(None, (values.get(f"{head}.{part}") for part in COORDINATES)))
+            words[f"{head}={label} ({values[f'{head}.sha256'][:8]})"] = None
+    return list(words)
 
 
 def _jobs(ids: Sequence[int], number: int) -> str:

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from app.specs._code import RUNS_CODE
 from app.store.reading import members
 from flopwatch import Flopwatch
+from tests.app.api.test_files import upload
+from tests.app.conftest import CAPABILITIES
 from tests.app.web.panels.test_panels import finished
 from tests.app.web.test_standalone import check, get
 
@@ -55,6 +58,23 @@ def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any, monkeypatch: pytest.Monk
     assert cut.startswith("Sweep 1 (benchmark), 6 jobs (what follows is of the first 2); model.size=tiny")
     assert "var(" not in json.dumps(figure), "a client has no style sheet"
     assert figure["data"][0]["line"]["color"] == "#1d5fa8"
+
+
+def test_a_caption_names_code_of_ones_own_in_short(fresh_site: Any, measured: Callable[..., Any]) -> None:
+    revision = {"commit": "c" * 40, "dirty": True, "diff": "1 file changed"}
+    code = {"sha256": upload(fresh_site), "function": "make_step", "file": "train.py", "revision": revision}
+    base = {"kind": "benchmark", "step_code": code, "precision": "bf16"}
+    made = fresh_site.http.post("/sweeps", json={"base": base, "grid": {"arguments.batch_size": [2, 4]}})
+    assert made.status_code == 201, made.text
+    can = CAPABILITIES | {RUNS_CODE}
+    fresh_site.worker.register(capabilities=can)
+    for size in (2, 4):
+        case = {"model": "make_step@train.py", "arguments.batch_size": size}
+        fresh_site.worker.finish(fresh_site.worker.claim(can=can), measurements=[measured("step_ms", 1.0, **case)])
+    assert get(fresh_site, "/sweeps/1/plots").json()["data"][0]["title"] == "Step (ms) along batch size"
+    caption = get(fresh_site, "/sweeps/1/plots/chart").json()["caption"]
+    version = code["sha256"][:8]
+    assert f"; step_code=make_step@train.py ({version}), precision=bf16." in caption
 
 
 def test_a_caption_tells_what_error_bars_are(swept: Any, site: Any, measured: Callable[..., Any]) -> None:
