@@ -548,7 +548,10 @@ class Queue:
             job = row_of(connection, tables.job, job_id)
             if job.state not in RETRIED_STATES:
                 how = "has succeeded" if job.state == "succeeded" else f"is {job.state}"
-                raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
+                raise Conflict(
+                    f"Job {job_id} {how}: only a job that failed or was cancelled can be retried"
+                    + ("; submit its spec as a new job." if job.state == "succeeded" else ".")
+                )
             if job.deleting:
                 raise Conflict(f"Job {job_id} is being deleted: submit it as a new job.")
             later = sweeps.newer_job_of_point(connection, job_id, job.sweep_id)
