@@ -104,7 +104,7 @@ def _is_a_store(place: str) -> str:
 MAX_TIMEOUT_S = 30 * 86_400.0
 
 # The environment separates them by commas or blanks.
-Names = Annotated[tuple[Annotated[str, AfterValidator(_is_a_host)], ...], NoDecode, BeforeValidator(_split)]
+Hosts = Annotated[tuple[Annotated[str, AfterValidator(_is_a_host)], ...], NoDecode, BeforeValidator(_split)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)]
 Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     artifacts_url: Annotated[str, AfterValidator(_is_a_store)] | None = None
     host: str = defaults.HOST
     port: int = Field(default=defaults.PORT, ge=0, le=65535)
-    allowed_hosts: Names = ()
+    allowed_hosts: Hosts = ()
     api_token: Annotated[SecretStr, AfterValidator(_is_a_token)] | None = None
     trusted_proxies: Networks | None = None
     """None: FORWARDED_ALLOW_IPS, or 127.0.0.1."""

@@ -128,7 +128,7 @@ def of_job(server: Flopwatch, job: Mapping[str, Any], exit_code: int) -> Brief:
     missing: list[str] = []
     if job["finished_at"] and server.has_measurements(job_id):
         table = server.get("/tables", job=job_id, format="json")
-        rows += [] if said and rows else _of_table(table["rows"])
+        rows += [] if said and rows else list(map(_of_row, table["rows"]))
         missing = table["missing"]
     shown = "--format brief"
     more = [] if state != "failed" else [f"flopwatch logs {job_id}"]
@@ -158,11 +158,7 @@ def _in_use(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def of_table(table: Mapping[str, Any]) -> Brief:
     """Return the document of a table as the server writes it in JSON."""
     more = [*(table.get("missing") or ()), *(["further rows: --limit"] if table.get("next") else [])]
-    return Brief("ok", None, 0, {"rows": len(table["rows"])}, _of_table(table["rows"]), more)
-
-
-def _of_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [_of_row(row) for row in rows]
+    return Brief("ok", None, 0, {"rows": len(table["rows"])}, list(map(_of_row, table["rows"])), more)
 
 
 def _of_row(row: Mapping[str, Any]) -> dict[str, Any]:

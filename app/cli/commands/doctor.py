@@ -90,7 +90,8 @@ def _server(settings: Settings) -> Iterator[Finding]:
         version = answer.raise_for_status().json()["version"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, ImportError) as error:
         cure = "start it (`flopwatch serve`), or set FLOPWATCH_URL to where it runs"
-        yield broken("server", f"{url} does not answer as Flopwatch does: {error or type(error).__name__}", cure)
+        likewise = "" if isinstance(error, httpx.TransportError) else " as Flopwatch does"
+        yield broken("server", f"{url} does not answer{likewise}: {error or type(error).__name__}", cure)
         return
     if version != own:
         cure = "update so that server, workers and clients have one version"

@@ -131,6 +131,7 @@ def test_settings_and_server(examine_service: Any, site: Any, tmp_path: Path, mo
     assert findings["database"]["found"].startswith("SQLite 3.")
     _, findings = examine_service(FLOPWATCH_URL="http://127.0.0.1:1")
     assert "flopwatch serve" in findings["server"]["cure"]
+    assert "does not answer: " in findings["server"]["found"]
     other = httpx.Response(200, json="ok", request=httpx.Request("GET", site.url))
     monkeypatch.setattr(httpx, "get", lambda *_, **__: other)
     _, findings = examine_service(FLOPWATCH_URL=site.url)
