@@ -27,7 +27,7 @@ from app.api.tables import split
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.metrics import in_a_sentence, readable
 from app.specs import KINDS
-from app.specs._base import flat
+from app.specs._base import flat, with_paths
 from app.specs._code import COORDINATES
 from app.states import FINISHED_STATES, VERDICTS
 from app.store.reading import members
@@ -175,8 +175,10 @@ async def of_sweep(
         sweep, whose = services.reading.sweep(sweep_id), f"Sweep {sweep_id}"
         plot = _named(drawn_panel(services, query.of(sweep=sweep_id)), name, whose)
         jobs, number = members.page(services.database, sweep, members.MemberQuery(), limit=MOST_POINTS)
-        swept = tuple(f"{path}." for path in [*sweep["grid"], *([sweep["fit"]["axis"]] if sweep["fit"] else [])])
-        fixed = [one for one in facts.differences(sweep["base"]) if not f"{one.field}.".startswith(swept)]
+        one_valued = {path: values[0] for path, values in sweep["grid"].items() if len(values) == 1}
+        swept = {*sweep["grid"], *([sweep["fit"]["axis"]] if sweep["fit"] else [])} - one_valued.keys()
+        told, varied = facts.differences(with_paths(sweep["base"], one_valued)), tuple(f"{path}." for path in swept)
+        fixed = [one for one in told if not f"{one.field}.".startswith(varied)]
         base = ", ".join(_fields(fixed))
         words = [f"{whose} ({sweep['base'].get('kind')}), {_jobs([job['id'] for job in jobs], number)}", base]
         return _answer(request, query, plot, _caption(words, jobs), f"sweep-{sweep_id}")

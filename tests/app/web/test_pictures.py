@@ -24,7 +24,7 @@ def swept(site: Any, measured: Callable[..., Any]) -> Any:
     """The site, whose first sweep has two precisions at three lengths, the last of which ran out of memory in fp32."""
     site.worker.register()
     base = {"kind": "benchmark", "model": {"size": "tiny"}, "precision": "bf16"}
-    grid = {"context_length": [16, 32, 64], "precision": ["fp32", "bf16"]}
+    grid = {"context_length": [16, 32, 64], "precision": ["fp32", "bf16"], "seed": [7]}
     assert site.http.post("/sweeps", json={"base": base, "grid": grid}).status_code == 201
     for length in (16, 32, 64):
         for precision, factor in (("fp32", 2.0), ("bf16", 1.0)):
@@ -52,7 +52,7 @@ def test_a_sweep_has_a_chart_and_a_heat_map(swept: Any, monkeypatch: pytest.Monk
     figure = get(swept, listed[0]["url"]).json()
     assert lines(figure) == {"fp32": [32, 64], "bf16": [16, 32, 64], "oom": [0.97]}
     assert figure["title"] == "Step (ms) along context length"
-    assert figure["caption"] == "Sweep 1 (benchmark), jobs 1, 2, 3, 4, 5, 6; model.size=tiny."
+    assert figure["caption"] == "Sweep 1 (benchmark), jobs 1, 2, 3, 4, 5, 6; model.size=tiny, seed=7."
     monkeypatch.setattr("app.web.pictures.MOST_POINTS", 2)
     cut = get(swept, "/sweeps/1/plots/chart").json()["caption"]
     assert cut.startswith("Sweep 1 (benchmark), 6 jobs (what follows is of the first 2); model.size=tiny")
