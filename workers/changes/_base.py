@@ -45,7 +45,7 @@ class Done(str):
     __slots__ = ()
 
 
-LOADER_ANEW = "each step makes its DataLoader anew: make it once, before the steps"
+LOADER_ANEW = "steps make their DataLoader anew: make it once, before them"
 OPTIMIZER_ANEW = "each step makes its optimizer anew, without its state: make it once, before the steps"
 ONE_RANK = Elsewhere("the step has one rank, which shares no gradients")
 
@@ -90,7 +90,7 @@ class Look:
     detects_anomalies: bool = False
     """Whether a step turns torch's detection of anomalies on, or it is on."""
     makes_loader: bool = False
-    """Whether a step makes a torch.utils.data.DataLoader anew."""
+    """Whether a step, each or one at the end of an epoch, makes a torch.utils.data.DataLoader anew."""
     makes_optimizer: bool = False
     """Likewise, a torch.optim.Optimizer."""
 
