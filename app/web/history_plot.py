@@ -1,6 +1,7 @@
 """The figure of a history, as Plotly's JSON; see plots.py."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from app.metrics import readable
@@ -8,10 +9,11 @@ from app.results.history import History, HistoryPoint
 from app.states import VERDICTS
 from app.web.plots.drawing import LEGEND, OTHER_OUTCOME, OUTCOMES, PALETTE, SYMBOLS, Figure, escaped, legend_of_doubt
 from flopwatch.text.numbers import number
-from flopwatch.text.times import moment
+from flopwatch.text.times import moment, parsed_time
 
 UNKNOWN = "unknown"
 """Name of the version of results whose version was not recorded."""
+LEAST_SPAN = timedelta(minutes=10)
 
 
 def figure(history: History) -> Figure:
@@ -26,7 +28,7 @@ def figure(history: History) -> Figure:
     traces += [_marks(kept, history.unit)] if kept else []
     traces += [*legend_of_doubt(history.points, lines=True), *_outcomes(history)]
     layout = {
-        "xaxis": {"type": "date", "title": {"text": "Finished (UTC)"}},
+        "xaxis": {"type": "date", "title": {"text": "Finished (UTC)"}, **_span(history.points)},
         "yaxis": {"title": {"text": readable(history.metric, history.unit)}, "rangemode": "normal"},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "hovermode": "closest",
@@ -43,6 +45,16 @@ def figure(history: History) -> Figure:
         "note": f"Drawn: the newest {len(rows)} points" if history.is_cut else "",
         "empty": "Nothing was measured.",
     }
+
+
+def _span(points: Sequence[HistoryPoint]) -> dict[str, Any]:
+    """Return the range of an axis of at least LEAST_SPAN around points that are closer together: of a single one it
+    would be a millisecond."""
+    times = [parsed_time(point.finished_at) for point in points if point.finished_at]
+    missing = LEAST_SPAN - (max(times) - min(times)) if times else timedelta()
+    if missing <= timedelta():
+        return {}
+    return {"range": [(min(times) - missing / 2).isoformat(), (max(times) + missing / 2).isoformat()]}
 
 
 def _line(name: str, points: Sequence[HistoryPoint], index: int, unit: str | None) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from app.results.history import History, HistoryPoint
+from app.web.history_plot import figure
 from app.web.pages import history
 from tests.app.web.checker import page
 
@@ -108,3 +110,18 @@ def test_a_job_is_compared_with_the_one_before_and_no_side_of_a_comparison() -> 
     points: Any = [SimpleNamespace(job=job, side=side, device_key="CPU") for job, side in of]
     addresses = [row["compared"] for row in history._rows(points)]
     assert addresses == ["/ui/compare?job=1&job=3", None, None, None]
+
+
+def test_a_single_point_has_minutes_around_it() -> None:
+    def across(*times: str) -> Any:
+        points = [
+            HistoryPoint(job, None, f"2026-03-01T{time}Z", "cpu", "a", 2.0, 1.0, 3.0, 9, "ok", "valid", *[None] * 4, [])
+            for job, time in enumerate(times)
+        ]
+        shown = History("k", "benchmark", {}, "step_ms", "ms", "less", [], ["cpu"], ["a"], False, "", points)
+        return figure(shown)["layout"]["xaxis"].get("range")
+
+    assert across("10:00:00") == ["2026-03-01T09:55:00+00:00", "2026-03-01T10:05:00+00:00"]
+    assert across("10:00:00", "10:09:00") == ["2026-03-01T09:59:30+00:00", "2026-03-01T10:09:30+00:00"]
+    assert across("10:00:00", "10:10:00") is None
+    assert across() is None
