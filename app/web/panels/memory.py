@@ -53,7 +53,7 @@ def panels(results: JobResults) -> Iterator[Panel]:
             "What fills the peak of each phase (MiB)",
             "The allocations alive when the phase needs the most memory. Categories count the bytes that were "
             "asked for.",
-            lambda: draw_peaks({phase: results.rows(f"{HEAD}{phase}") for phase in phases}),
+            lambda: draw_peaks({phase: results.rows(f"{HEAD}{phase}") for phase in as_they_begin(phases, results)}),
         )
     if results.has("allocations"):
         yield Panel(
@@ -85,7 +85,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": name.replace("_", " "),
+            "name": in_words(name),
             "x": entries,
             "y": [row[f"{name}_mib"] for row in rows],
             "stackgroup": "memory",
@@ -166,8 +166,21 @@ def draw_peaks(tables: Mapping[str, Sequence[Row]]) -> Figure:
     """Draw a bar for each phase: MiB of each category at its peak, from the tables `categories-…`. A peak that was lost
     has no values."""
     bars = {
-        phase: {str(row["category"]): float(row["peak_mib"]) for row in rows if row["peak_mib"]}
+        phase: {in_words(row["category"]): float(row["peak_mib"]) for row in rows if row["peak_mib"]}
         for phase, rows in tables.items()
     }
-    parts = [name for name in CATEGORIES if any(name in bar for bar in bars.values())]
-    return bars_of(parts, bars, "Memory at the peak (MiB)", "MiB", colours=CATEGORIES)
+    colours = {in_words(name): colour for name, colour in CATEGORIES.items()}
+    parts = [name for name in colours if any(name in bar for bar in bars.values())]
+    return bars_of(parts, bars, "Memory at the peak (MiB)", "MiB", colours=colours)
+
+
+def as_they_begin(phases: Sequence[str], results: JobResults) -> list[str]:
+    """Return phases in the order in which they first begin: the model's initialisation, and those of the history."""
+    rows = results.rows("timeline") if results.has("timeline") else []
+    begin = {phase: place for place, phase in enumerate(dict.fromkeys(["initialisation", *(r["phase"] for r in rows)]))}
+    return sorted(phases, key=lambda phase: begin.get(phase, len(begin)))
+
+
+def in_words(category: Any) -> str:
+    """Return a category as a legend has it: "optimizer state"."""
+    return str(category).replace("_", " ")

@@ -1,8 +1,9 @@
 """What the panels of a memory job draw, from rows as its tables have them."""
 
+from types import SimpleNamespace
 from typing import Any
 
-from app.web.panels.memory import CATEGORIES, draw_peaks, draw_timeline, entry_text, snapshots
+from app.web.panels.memory import CATEGORIES, as_they_begin, draw_peaks, draw_timeline, entry_text, snapshots
 
 
 def point(entry: int, phase: str = "forward", **usage: Any) -> dict[str, Any]:
@@ -51,6 +52,15 @@ def test_bars_of_peaks_leave_out_what_was_lost() -> None:
     }
     figure = draw_peaks(tables)
     assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("parameter", [2.0, None])]
+
+
+def test_peaks_come_in_the_order_of_the_phases() -> None:
+    names = ["backward", "optimizer", "oom", "forward", "initialisation"]
+    rows = [point(0), point(1, "backward"), point(2, "optimizer"), point(3)]
+    results: Any = SimpleNamespace(has=lambda name: name == "timeline", rows=lambda _: rows)
+    assert as_they_begin(names, results) == ["initialisation", "forward", "backward", "optimizer", "oom"]
+    figure = draw_peaks({"forward": [{"category": "optimizer_state", "peak_mib": 2.0}]})
+    assert [(it["name"], it["marker"]["color"]) for it in figure["data"]] == [("optimizer state", "var(--plot-3)")]
 
 
 def test_snapshots_whose_files_are_gone_are_not_offered() -> None:
