@@ -6,14 +6,11 @@ import functools
 import gc
 import importlib.metadata
 import importlib.util
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
+import multiprocessing
 import os
 import random
 import secrets
 import signal
-import socket
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,32 +100,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # garbage, too: to find it takes longer than it is worth
     # Processes of parallel's tests and of benchmarks are forks of the one forkserver that this process has.
     multiprocessing.set_forkserver_preload(list(FORKED))
-    if session.config.getoption("--processes"):
-        _fork_forkserver()
-
-
-def _fork_forkserver() -> None:
-    """Let the processes that share the tests have one, a fork of this process, which has imported everything."""
-    tracker, server = multiprocessing.resource_tracker, multiprocessing.forkserver._forkserver
-    tracker.ensure_running()
-    address = f"\0flopwatch-ranks-{secrets.token_hex(8)}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        alive, alive_in = os.pipe()
-        with warnings.catch_warnings():  # Python 3.12 counts the threads of NumPy's OpenBLAS, which survives a fork
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            os.close(alive_in)
-            warnings.resetwarnings()  # which are errors in collecting
-            try:
-                multiprocessing.forkserver.main(listener.detach(), alive, [*FORKED, "torchao.float8"])
-            finally:
-                os._exit(0)
-    os.close(alive)
-    server._forkserver_address, server._forkserver_alive_fd = address, alive_in
-    server.ensure_running = tracker.ensure_running  # the other one's parent would have to be the process that asks
 
 
 @pytest.hookimpl(wrapper=True)

@@ -121,7 +121,7 @@ def test_passes_together_are_as_bad_as_the_worst(severities: tuple[Any, Any]) ->
     assert combined(found) == [Check("host_bound", False, told, severities[1])]
 
 
-@pytest.mark.parametrize(("call", "valid"), [(14, True), (15, False)], ids=["warming up", "measured"])
+@pytest.mark.parametrize(("call", "valid"), [(15, True), (16, False)], ids=["warming up", "measured"])
 def test_compiling_while_timed_makes_a_case_invalid(run, monkeypatch, call, valid) -> None:
     calls = 0
 
@@ -397,14 +397,14 @@ def counting(spoiled: Any) -> tuple[dict[str, int], Any]:
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])
 def test_who_is_wrong_only_when_timed_is_wrong(run, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """Calls 1 to 6 are checked, the seventh warms up, the last one is checked again."""
+    """Calls 1 to 7 are checked, the eighth warms up, the last one is checked again."""
 
     def spoiled(which: str, call: int) -> bool:
         frame: Any = sys._getframe()
         while which == "forward" and frame is not None and frame.f_code.co_name != "time_passes":
             frame = frame.f_back
         # The backward pass runs in autograd's thread on a GPU; here the calls are counted.
-        return which == wrong and (frame is not None if which == "forward" else 7 <= call <= 12)
+        return which == wrong and (frame is not None if which == "forward" else 8 <= call <= 13)
 
     install(monkeypatch, spoils=counting(spoiled)[1])
     report = run(implementations=["spoils", "own"], device="cpu")

@@ -28,7 +28,7 @@ def childless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a launcher run in pytest's own process, without a child to end."""
     monkeypatch.setattr(launch, "adopt_orphans", lambda: None)
     monkeypatch.setattr(launch, "reap", dict)
-    monkeypatch.setattr(launch, "kill_all", lambda _spare=(): None)
+    monkeypatch.setattr(launch, "kill_all", lambda **_limit: None)
 
 
 def test_the_agent_hears_that_the_host_has_no_processes_left(childless, tmp_path, monkeypatch) -> None:
