@@ -18,6 +18,7 @@ from app.specs import KINDS
 from app.specs._base import StrictModel
 from app.store.public import rfc3339
 from app.store.queue.pausing import ALL
+from app.store.queue.sharing import hour_of
 from app.store.reading.places import Place
 
 router = APIRouter(tags=["queue"])
@@ -105,6 +106,4 @@ def get_usage(services: CurrentServices, query: Annotated[UsageQuery, Query()]) 
     """
     since = cast("datetime", query.since)
     used, now = services.reading.usage(since)
-    return Json(
-        {"since": rfc3339(since.replace(minute=0, second=0, microsecond=0)), "data": used, "now": now, "next": None}
-    )
+    return Json({"since": rfc3339(hour_of(since)), "data": used, "now": now, "next": None})

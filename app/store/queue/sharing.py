@@ -109,6 +109,11 @@ def _policy(stored: Any) -> Policy:
     return Policy(stored["half_life_s"], stored["most_devices"]) if isinstance(stored, dict) else Policy()
 
 
+def hour_of(moment: datetime) -> datetime:
+    """Return the hour to which what was used at a moment counts."""
+    return moment.replace(minute=0, second=0, microsecond=0)
+
+
 def shares(connection: Connection) -> Shares | None:
     """Return the users' shares; None if all are one user."""
     rows = connection.execute(_SHARES).all()
@@ -147,7 +152,7 @@ def charge(connection: Connection, attempt_id: int, *, is_lost: bool = False) ->
     ran_s = _seconds(row.started_at, min(now, row.last_seen_at or now) if is_lost else now)
     device_s = ran_s * number_of_devices(row._mapping)
     key = {
-        "hour": now.replace(minute=0, second=0, microsecond=0),
+        "hour": hour_of(now),
         "submitted_by": user,
         "kind": row.kind,
         "device": _device_name(row.device_type, row.worker_devices),

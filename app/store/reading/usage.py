@@ -23,8 +23,7 @@ def usage(connection: Connection, since: datetime) -> list[dict[str, Any]]:
     """
     keys = (_use.submitted_by, _use.kind, _use.device)
     device_s = func.sum(_use.device_s)
-    hour = since.replace(minute=0, second=0, microsecond=0)
-    query = select(*keys, func.sum(_use.attempts), device_s).where(_use.hour >= hour).group_by(*keys)
+    query = select(*keys, func.sum(_use.attempts), device_s).where(_use.hour >= sharing.hour_of(since)).group_by(*keys)
     return [
         {
             "user": user or None,

@@ -143,8 +143,9 @@ def add_values(
     if spec.cuda_graph:
         add_eager(values, found)
     exposed = [] if spec.step_code is not None else add_exposed(values, spec, found)
-    add_overlap(values, spec, found, statistics.median(step_ms))
-    exposed += [*check_profiled(found, statistics.median(step_ms)), *check_communicates(values, spec)]
+    median_ms = statistics.median(step_ms)
+    add_overlap(values, spec, found, median_ms)
+    exposed += [*check_profiled(found, median_ms), *check_communicates(values, spec)]
     exposed += check_replicas([rank["replicas"] for rank in found])
     if has_buckets(spec):
         values.set("buckets", None, [found[0]["buckets"]])
@@ -154,7 +155,7 @@ def add_values(
     parameters, flops = found[0]["parameters"], found[0]["flops"]
     values.set("parameters", None, None if parameters is None else [parameters], NO_PARAMETERS)
     # Of steps with different work, the rate is that of all together.
-    rated_ms = (statistics.fmean if any(rank["varies"] for rank in found) else statistics.median)(step_ms)
+    rated_ms = statistics.fmean(step_ms) if any(rank["varies"] for rank in found) else median_ms
     if spec.step_code is not None:
         flops = add_own_work(values, [rank["work"] for rank in found], rated_ms)
     precision = precisions_of_ranks([rank["precision"] for rank in found])
